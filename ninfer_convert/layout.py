@@ -156,13 +156,10 @@ def _row_split(grouped: GroupedFormat, n: int, k: int) -> Geometry:
     base_row, high_row, scale_row = groups * BASE_GROUP_BYTES, groups * high_group_bytes(grouped), groups * 2
     high_offset = align_up(n * base_row, TENSOR_ALIGNMENT)
     scale_offset = high_offset + align_up(n * high_row, TENSOR_ALIGNMENT)
-    planes = (
-        Plane("base", 0, n * base_row, base_row),
-        Plane("high", high_offset, n * high_row, high_row),
-        Plane("scale", scale_offset, n * scale_row, scale_row),
-    )
-    if high_row == 0:
-        planes = (planes[0], planes[2])
+    base = Plane("base", 0, n * base_row, base_row)
+    high = Plane("high", high_offset, n * high_row, high_row)
+    scale = Plane("scale", scale_offset, n * scale_row, scale_row)
+    planes = (base, high, scale) if high_row else (base, scale)
     return Geometry(ROW_SPLIT, n, 1, planes, scale_offset + n * scale_row)
 
 
