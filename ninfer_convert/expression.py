@@ -207,9 +207,8 @@ class Shortlist:
         return f"shortlist({self.counts}, {self.candidates} candidates, take {self.take})"
 
 
-Expression = (
-    Tensor | Module | Slice | BlockRows | Reshape | Transpose | Concat | Cast | Gather | Same | Tied | Reciprocal | Shortlist
-)
+Leaf = Tensor | Module | Shortlist
+Expression = Leaf | Slice | BlockRows | Reshape | Transpose | Concat | Cast | Gather | Same | Tied | Reciprocal
 
 
 def operands(expression: Expression) -> tuple[Expression, ...]:
@@ -227,7 +226,7 @@ def operands(expression: Expression) -> tuple[Expression, ...]:
             return (expression.of,)
 
 
-def leaves(expression: Expression) -> Iterator[Tensor | Module | Shortlist]:
+def leaves(expression: Expression) -> Iterator[Leaf]:
     """Yields the leaves of an expression from left to right."""
     if isinstance(expression, (Tensor, Module, Shortlist)):
         yield expression

@@ -1,0 +1,499 @@
+"""Binds expressions to checkpoints: names become tensors, shapes and dtypes are inferred and checked.
+
+Owns what each expression node demands of its operands. Refuses to know formats (`plan` matches a bound
+value to one) and YAML. Nothing is read here but scalars, shortlist inputs and ids.
+
+Source: recipe.md, duties 4 and 5; layouts.md, "Sources of already selected words".
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer_convert.errors import PlanError, SourceError, printable
+from ninfer_convert.expression import (
+    BlockRows,
+    Cast,
+    Concat,
+    Expression,
+    Gather,
+    Mark,
+    Module,
+    Reciprocal,
+    Reshape,
+    Same,
+    Shortlist,
+    Slice,
+    Tensor,
+    Tied,
+    Transpose,
+    leaves,
+)
+from ninfer_convert.source import Checkpoint
+from ninfer_convert.value import (
+    CASTS,
+    WORD_BYTES,
+    Constant,
+    Converted,
+    Gathered,
+    Identical,
+    Joined,
+    Reshaped,
+    Sliced,
+    SourceTensor,
+    Transposed,
+    Value,
+    elements,
+    load,
+)
+
+MAX_IDS_BYTES = 64 << 20
+"""Ids of a gather are read while planning; a longer vector is refused."""
+
+QUANTIZED_FIELDS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", "weight_scale_2")
+DIVISOR_FIELDS = (".weight_global_scale", ".input_global_scale")
+MULTIPLIER_FIELDS = (".weight_scale_2", ".input_scale")
+NVFP4_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """An already encoded matrix: code rows and scale rows that move together.
+
+    `codes` is uint8 [N, K/2] (NVFP4) or [N, K] (FP8); `scales` is F8_E4M3 [N, K/16] or BF16 [N, 1];
+    `divisor` is the binary32 word d_w of an NVFP4 matrix.
+    """
+
+    format: str
+    shape: tuple[int, int]
+    codes: Value
+    scales: Value
+    divisor: int | None
+
+
+class Binder:
+    """Binds the expressions of one recipe and remembers which tensors they used.
+
+    Attributes:
+        used: per source, the names of the tensors that some expression reads.
+        notes: facts a reader of the report wants, such as a tied head taken from the embedding.
+    """
+
+    def __init__(self, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path]) -> None:
+        self._sources = sources
+        self._inputs = inputs
+        self._shortlists: dict[Shortlist, Value] = {}
+        self.used: dict[str, set[str]] = {name: set() for name in sources}
+        self.notes: list[str] = []
+
+    def value(self, expression: Expression) -> Value:
+        """Returns the bound value of an expression over tensors.
+
+        Raises:
+            PlanError: a name, shape or dtype does not fit; the message begins with the place in the recipe.
+        """
+        return self._bind(expression, self._leaf_value)
+
+    def words(self, expression: Expression) -> Words:
+        """Returns the bound words of an expression over modules: the same moves on codes and on scales.
+
+        Raises:
+            PlanError: a module lacks a field, has another kind or shape, or fused divisors differ.
+        """
+        modules = [leaf for leaf in leaves(expression) if isinstance(leaf, Module)]
+        bound = {module: self._module(module) for module in modules}
+        kinds = {words.format for words in bound.values()}
+        if len(kinds) > 1:
+            named = ", ".join(f"{printable(str(module))} is {words.format}" for module, words in bound.items())
+            raise PlanError(f"{expression.mark}: one object cannot mix formats: {named}")
+        codes = self._bind(expression, lambda leaf: bound[_module(leaf)].codes)
+        scales = self._bind(expression, lambda leaf: bound[_module(leaf)].scales)
+        per_code = 2 if kinds == {"NVFP4"} else 1
+        divisor = _one_divisor(expression.mark, bound) if kinds == {"NVFP4"} else None
+        return Words(kinds.pop(), (codes.shape[0], codes.shape[1] * per_code), codes, scales, divisor)
+
+    def has(self, leaf: Expression) -> bool:
+        """Tells whether a leaf's tensors (any of them, for a module) exist in its source."""
+        if isinstance(leaf, Tensor):
+            return leaf.name in self._sources[leaf.source].tensors
+        if isinstance(leaf, Module):
+            prefix = leaf.name + "."
+            return any(name.startswith(prefix) for name in self._sources[leaf.source].tensors)
+        return True
+
+    # -- leaves ---------------------------------------------------------------------------------------------
+
+    def _leaf_value(self, leaf: Expression) -> Value:
+        if isinstance(leaf, Tensor):
+            return self._plain_tensor(leaf)
+        if isinstance(leaf, Shortlist):
+            if leaf not in self._shortlists:
+                self._shortlists[leaf] = self._shortlist(leaf)
+            return self._shortlists[leaf]
+        raise PlanError(f"{leaf.mark}: {printable(str(leaf))} is a module of encoded words; a value needs a tensor")
+
+    def _tensor(self, source: str, name: str, mark: Mark) -> SourceTensor:
+        checkpoint = self._sources[source]
+        info = checkpoint.tensors.get(name)
+        if info is None:
+            raise PlanError(f"{mark}: {self._why_missing(source, name)}")
+        self.used[source].add(name)
+        return SourceTensor(source, checkpoint, info)
+
+    def _why_missing(self, source: str, name: str) -> str:
+        checkpoint = self._sources[source]
+        label = f"tensor {printable(name)}"
+        if name in checkpoint.absent:
+            return f"{label} lies in {printable(checkpoint.absent[name])}, which is absent from {checkpoint.name}"
+        message = f"{label} is not in source {source} ({printable(checkpoint.location)})"
+        near = [printable(candidate) for candidate in checkpoint.nearest(name)]
+        if near:
+            message += f"; nearest: {', '.join(near)}"
+        if name.endswith("lm_head.weight"):
+            for key, tied in _tie_members(checkpoint):
+                message += f"; config.json says {key}: {json.dumps(tied)}"
+        return message
+
+    def _plain_tensor(self, leaf: Tensor) -> Value:
+        bound = self._tensor(leaf.source, leaf.name, leaf.mark)
+        tensors, name = bound.checkpoint.tensors, leaf.name
+        label = f"{leaf.mark}: tensor {printable(name)}"
+        if bound.dtype not in WORD_BYTES:
+            raise PlanError(f"{label} has dtype {bound.dtype}; accepted are {', '.join(WORD_BYTES)}")
+        if 0 in bound.shape:
+            raise PlanError(f"{label} has shape {list(bound.shape)}; every dimension must be positive")
+        module, dot, field = name.rpartition(".")
+        present = [f"{module}.{other}" for other in QUANTIZED_FIELDS if f"{module}.{other}" in tensors]
+        if dot and field == "weight" and present:
+            if f"{module}.weight_packed" in present:
+                raise PlanError(
+                    f"{label} is ambiguous: {printable(module)}.weight_packed is there too; a module has one form"
+                )
+            raise PlanError(
+                f"{label} belongs to a quantized module ({', '.join(map(printable, present))} exist); "
+                "take it with words:, its codes are not values"
+            )
+        if name.endswith(MULTIPLIER_FIELDS) and f"{module}.weight_scale_2" in tensors:
+            raise PlanError(
+                f"{label} is a ModelOpt multiplier where NInfer stores divisors; "
+                "name the conversion: reciprocal for a scalar, modelopt for a module's words"
+            )
+        if name.endswith(DIVISOR_FIELDS):
+            _positive_word(bound, leaf.mark)
+        return bound
+
+    def _module(self, module: Module) -> Words:
+        tensors = self._sources[module.source].tensors
+        label = f"{module.mark}: module {printable(module.name)}"
+        fields = {name.rpartition(".")[2] for name in tensors if name.rpartition(".")[0] == module.name}
+        if {"weight", "weight_packed"} <= fields:
+            raise PlanError(f"{label} is ambiguous: it has both .weight and .weight_packed; a module has one form")
+        if module.dialect == "modelopt":
+            return self._nvfp4(module, "weight", "weight_scale_2", inverted=True)
+        if "weight_scale_2" in fields:
+            raise PlanError(
+                f"{label} is ModelOpt NVFP4: weight_scale_2 and input_scale are multipliers where NInfer stores "
+                "divisors. That is a conversion, not a word copy; name it: {modelopt: " + printable(module.name) + "}"
+            )
+        if "weight_packed" in fields or "weight_global_scale" in fields:
+            return self._nvfp4(module, "weight_packed", "weight_global_scale", inverted=False)
+        return self._fp8_rows(module)
+
+    def _nvfp4(self, module: Module, code_field: str, global_field: str, *, inverted: bool) -> Words:
+        def part(field: str) -> SourceTensor:
+            return self._tensor(module.source, f"{module.name}.{field}", module.mark)
+
+        codes = part(code_field)
+        if codes.dtype != "U8" or len(codes.shape) != 2:
+            raise _field_error(module, codes, "U8 [N, K/2]")
+        n, k = codes.shape[0], codes.shape[1] * 2
+        scales, divisor = part("weight_scale"), part(global_field)
+        if scales.dtype != "F8_E4M3" or scales.shape != (n, k // NVFP4_GROUP):
+            raise _field_error(module, scales, f"F8_E4M3 {[n, k // NVFP4_GROUP]}")
+        if divisor.dtype != "F32" or elements(divisor.shape) != 1:
+            raise _field_error(module, divisor, "F32 [1]")
+        word = _positive_word(divisor, module.mark)
+        if inverted:
+            word = _reciprocal_word(word, divisor, module.mark)
+        return Words("NVFP4", (n, k), codes, scales, word)
+
+    def _fp8_rows(self, module: Module) -> Words:
+        codes = self._tensor(module.source, f"{module.name}.weight", module.mark)
+        if codes.dtype != "F8_E4M3" or len(codes.shape) != 2:
+            raise _field_error(module, codes, "F8_E4M3 [N, K], or the fields of an NVFP4 module")
+        n, k = codes.shape
+        scales = self._tensor(module.source, f"{module.name}.weight_scale", module.mark)
+        if scales.dtype != "BF16" or scales.shape not in ((n,), (n, 1)):
+            raise _field_error(module, scales, f"BF16 [{n}] or [{n}, 1], one multiplier per row")
+        return Words("FP8_E4M3FN_ROW_BF16S", (n, k), codes, Reshaped(scales, (n, 1)), None)
+
+    def _shortlist(self, leaf: Shortlist) -> Value:
+        label = f"{leaf.mark}: shortlist"
+        path = self._inputs.get(leaf.counts)
+        if path is None:
+            raise PlanError(f"{label} needs input {leaf.counts}; give it with --input {leaf.counts}=PATH")
+        counts = _total_counts(path, leaf)
+        forced = [number for number in self._special_ids(leaf) if number < leaf.candidates]
+        order = np.argsort(-counts, kind="stable")
+        ordinary = order[~np.isin(order, forced)][: leaf.take - len(forced)] if leaf.take >= len(forced) else order[:0]
+        chosen = np.concatenate([ordinary, np.array(forced, np.int64)])
+        chosen = chosen[np.argsort(-counts[chosen], kind="stable")]
+        if len(chosen) != leaf.take or len(np.unique(chosen)) != leaf.take:
+            raise PlanError(
+                f"{label} yields {len(np.unique(chosen))} distinct ids ({len(forced)} of them special) out of "
+                f"{leaf.candidates} candidates; {leaf.take} are required"
+            )
+        return Constant(str(leaf), (leaf.take,), "I32", chosen.astype("<i4"))
+
+    def _special_ids(self, leaf: Shortlist) -> list[int]:
+        checkpoint = self._sources[leaf.source]
+        try:
+            tokens = json.loads(checkpoint.resource(leaf.special).decode("utf-8-sig"))["added_tokens_decoder"]
+            return sorted(int(number) for number, token in tokens.items() if token.get("special") is True)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise PlanError(
+                f"{leaf.mark}: {printable(leaf.special)} of source {leaf.source} has no usable added_tokens_decoder "
+                "(an object of ids, each an object with special: true or false)"
+            ) from error
+
+    # -- moves and casts ------------------------------------------------------------------------------------
+
+    def _bind(self, node: Expression, leaf: Callable[[Expression], Value]) -> Value:
+        match node:
+            case Slice():
+                return _sliced(node, self._bind(node.of, leaf))
+            case BlockRows():
+                return _block_rows(node, self._bind(node.of, leaf))
+            case Reshape():
+                return _reshaped(node, self._bind(node.of, leaf))
+            case Transpose():
+                return _transposed(node, self._bind(node.of, leaf))
+            case Concat():
+                return _joined(node, [self._bind(operand, leaf) for operand in node.of])
+            case Cast():
+                return _cast(node, self._bind(node.of, leaf))
+            case Gather():
+                return _gathered(node, self._bind(node.of, leaf), self.value(node.ids))
+            case Same():
+                return _identical(node, [self._bind(operand, leaf) for operand in node.of])
+            case Reciprocal():
+                return _reciprocal(node, self._reciprocal_operand(node))
+            case Tied():
+                return self._tied(node)
+            case _:
+                return leaf(node)
+
+    def _reciprocal_operand(self, node: Reciprocal) -> Value:
+        """A multiplier is legal here and nowhere else, so its leaf skips the checks of a plain tensor."""
+
+        def leaf(tensor: Expression) -> Value:
+            if isinstance(tensor, Tensor):
+                return self._tensor(tensor.source, tensor.name, tensor.mark)
+            return self._leaf_value(tensor)
+
+        return self._bind(node.of, leaf)
+
+    def _tied(self, node: Tied) -> Value:
+        checkpoint = self._sources[node.head.source]
+        members = _tie_members(checkpoint)
+        if len({tied for _, tied in members}) > 1:
+            said = " but ".join(f"{key}: {json.dumps(tied)}" for key, tied in members)
+            raise PlanError(f"{node.mark}: config.json contradicts itself: {said}; state the output head in the recipe")
+        if not (members and members[0][1]):
+            return self._plain_tensor(node.head)
+        embedding = self._plain_tensor(node.embedding)
+        if node.head.name not in checkpoint.tensors:
+            self.notes.append(f"{node.head.name} is tied: taken from {node.embedding.name}")
+            return embedding
+        return _identical(Same((node.embedding, node.head), node.mark), [embedding, self._plain_tensor(node.head)])
+
+
+def _module(leaf: Expression) -> Module:
+    if not isinstance(leaf, Module):
+        raise PlanError(f"{leaf.mark}: {printable(str(leaf))} is not a module; words: moves modules only")
+    return leaf
+
+
+def _tie_members(checkpoint: Checkpoint) -> list[tuple[str, bool]]:
+    config: Mapping[str, Any] = checkpoint.config or {}
+    text = config.get("text_config")
+    members = [("tie_word_embeddings", config.get("tie_word_embeddings"))]
+    if isinstance(text, Mapping):
+        members.append(("text_config.tie_word_embeddings", text.get("tie_word_embeddings")))
+    return [(key, tied) for key, tied in members if isinstance(tied, bool)]
+
+
+def _field_error(module: Module, found: SourceTensor, required: str) -> PlanError:
+    name = printable(found.info.name)
+    return PlanError(f"{module.mark}: tensor {name} is {found.dtype} {list(found.shape)}; required is {required}")
+
+
+def _positive_word(value: SourceTensor, mark: Mark) -> int:
+    """Returns the binary32 word of a divisor or multiplier, which must be one positive finite F32."""
+    label = f"{mark}: tensor {printable(value.info.name)}"
+    if value.dtype != "F32" or elements(value.shape) != 1:
+        raise PlanError(f"{label} is {value.dtype} {list(value.shape)}; required is F32 [1]")
+    words = load(value)
+    number = float(words.view("<f4")[0])
+    if not (math.isfinite(number) and number > 0):
+        raise PlanError(f"{label} is {number!r} (word 0x{words.view('<u4')[0]:08x}); it must be finite and positive")
+    return int(words.view("<u4")[0])
+
+
+def _reciprocal_word(word: int, value: SourceTensor, mark: Mark) -> int:
+    with np.errstate(over="ignore"):
+        inverse = np.float32(1) / np.array([word], "<u4").view("<f4")
+    if not np.isfinite(inverse[0]):
+        raise PlanError(f"{mark}: tensor {printable(value.info.name)} (word 0x{word:08x}) has no finite reciprocal")
+    return int(inverse.astype("<f4").view("<u4")[0])
+
+
+def _one_divisor(mark: Mark, bound: Mapping[Module, Words]) -> int | None:
+    """Returns the divisor that every module of a fused parent shares bit for bit."""
+    first, *others = bound.items()
+    for module, words in others:
+        if words.divisor != first[1].divisor:
+            raise PlanError(
+                f"{mark}: weight divisors of one fused parent differ: {printable(str(first[0]))} has word "
+                f"0x{first[1].divisor:08x}, {printable(str(module))} has 0x{words.divisor:08x}"
+            )
+    return first[1].divisor
+
+
+def _total_counts(path: Path, leaf: Shortlist) -> npt.NDArray[np.int64]:
+    """Returns row 0 of the counts: the file is I64 rows of one vocabulary's length, at least `candidates`."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(leaf.candidates * 8)
+    except OSError as error:
+        raise SourceError(f"input {leaf.counts} ({printable(str(path))}): {error.strerror}") from error
+    if len(head) != leaf.candidates * 8:
+        raise PlanError(
+            f"{leaf.mark}: input {leaf.counts} ({printable(str(path))}) holds {len(head)} bytes; "
+            f"{leaf.candidates} I64 counts need {leaf.candidates * 8}"
+        )
+    return np.frombuffer(head, "<i8").astype(np.int64)
+
+
+def _sliced(node: Slice, of: Value) -> Value:
+    if not 0 <= node.axis < len(of.shape):
+        raise PlanError(f"{node.mark}: axis {node.axis} does not exist in shape {list(of.shape)}")
+    size = of.shape[node.axis]
+    if not 0 <= node.begin < node.end <= size:
+        raise PlanError(f"{node.mark}: span [{node.begin}, {node.end}) lies outside axis {node.axis} of size {size}")
+    shape = (*of.shape[: node.axis], node.end - node.begin, *of.shape[node.axis + 1 :])
+    inner = elements(of.shape[node.axis + 1 :])
+    return Sliced(of, shape, node.begin * inner, (node.end - node.begin) * inner, size * inner)
+
+
+def _block_rows(node: BlockRows, of: Value) -> Value:
+    if not of.shape or of.shape[0] % node.block:
+        raise PlanError(f"{node.mark}: shape {list(of.shape)} does not divide into blocks of {node.block} rows")
+    if not 0 <= node.begin < node.end <= node.block:
+        raise PlanError(f"{node.mark}: span [{node.begin}, {node.end}) lies outside a block of {node.block} rows")
+    rows = of.shape[0] // node.block * (node.end - node.begin)
+    inner = elements(of.shape[1:])
+    width = (node.end - node.begin) * inner
+    return Sliced(of, (rows, *of.shape[1:]), node.begin * inner, width, node.block * inner)
+
+
+def _reshaped(node: Reshape, of: Value) -> Value:
+    if elements(node.to) != elements(of.shape):
+        raise PlanError(
+            f"{node.mark}: {list(of.shape)} has {elements(of.shape)} elements; shape {list(node.to)} holds "
+            f"{elements(node.to)}"
+        )
+    return Reshaped(of, node.to)
+
+
+def _transposed(node: Transpose, of: Value) -> Value:
+    if not node.axes or sorted(node.axes) != list(range(len(of.shape))):
+        raise PlanError(f"{node.mark}: axes {list(node.axes)} are no permutation of those of shape {list(of.shape)}")
+    return Transposed(of, node.axes, tuple(of.shape[axis] for axis in node.axes))
+
+
+def _joined(node: Concat, parts: list[Value]) -> Value:
+    first, axis = parts[0], node.axis
+    for part in parts:
+        if part.dtype != first.dtype:
+            raise PlanError(f"{node.mark}: concat of {first.dtype} and {part.dtype}; operands must share one dtype")
+        if not 0 <= axis < len(part.shape):
+            raise PlanError(f"{node.mark}: axis {axis} does not exist in shape {list(part.shape)}")
+        if (len(part.shape), part.shape[:axis], part.shape[axis + 1 :]) != (
+            len(first.shape),
+            first.shape[:axis],
+            first.shape[axis + 1 :],
+        ):
+            raise PlanError(
+                f"{node.mark}: shapes {list(first.shape)} and {list(part.shape)} differ beyond axis {axis}"
+            )
+    shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
+    return Joined(tuple(parts), shape, elements(first.shape[:axis]))
+
+
+def _cast(node: Cast, of: Value) -> Value:
+    target = {"BF16": "BF16", "FP32": "F32", "I32": "I32"}[node.to]
+    if of.dtype == target:
+        raise PlanError(f"{node.mark}: the value is {of.dtype} already; remove the cast to {node.to}")
+    rule = CASTS.get((of.dtype, target))
+    if rule is None:
+        raise PlanError(f"{node.mark}: there is no cast from {of.dtype} to {node.to}")
+    if node.rule != rule:
+        raise PlanError(f"{node.mark}: a cast from {of.dtype} to {node.to} is {rule}, the recipe names it {node.rule}")
+    return Converted(of, target, rule)
+
+
+def _gathered(node: Gather, of: Value, ids: Value) -> Value:
+    if not of.shape:
+        raise PlanError(f"{node.mark}: a scalar has no rows to gather")
+    if ids.dtype not in ("I32", "I64") or len(ids.shape) != 1:
+        raise PlanError(f"{node.mark}: ids are {ids.dtype} {list(ids.shape)}; required is a vector of I32 or I64")
+    if elements(ids.shape) * WORD_BYTES[ids.dtype] > MAX_IDS_BYTES:
+        raise PlanError(f"{node.mark}: {ids.shape[0]} ids are more than a gather takes ({MAX_IDS_BYTES} bytes)")
+    numbers = load(ids).view("<i4" if ids.dtype == "I32" else "<i8").astype(np.int64)
+    outside = np.flatnonzero((numbers < 0) | (numbers >= of.shape[0]))
+    if len(outside):
+        raise PlanError(
+            f"{node.mark}: id {numbers[outside[0]]} at index {outside[0]} is out of range; "
+            f"{printable(str(node.of))} has {of.shape[0]} rows"
+        )
+    return Gathered(of, numbers, (len(numbers), *of.shape[1:]))
+
+
+def _identical(node: Same, parts: list[Value]) -> Value:
+    first = parts[0]
+    for operand, part in zip(node.of, parts, strict=True):
+        if (part.dtype, part.shape) != (first.dtype, first.shape):
+            raise PlanError(
+                f"{node.mark}: {printable(str(operand))} is {part.dtype} {list(part.shape)}, "
+                f"{printable(str(node.of[0]))} is {first.dtype} {list(first.shape)}; they must be bit-identical"
+            )
+    return Identical(tuple(parts))
+
+
+def _reciprocal(node: Reciprocal, of: Value) -> Value:
+    if of.dtype != "F32" or elements(of.shape) != 1:
+        raise PlanError(f"{node.mark}: reciprocal of {of.dtype} {list(of.shape)}; required is one F32 scalar")
+    multiplier = SourceTensor(*_scalar_source(node, of))
+    word = _reciprocal_word(_positive_word(multiplier, node.mark), multiplier, node.mark)
+    return Constant(str(node), of.shape, "F32", np.array([word], "<u4"))
+
+
+def _scalar_source(node: Reciprocal, of: Value) -> tuple[str, Checkpoint, Any]:
+    while isinstance(of, (Reshaped, Identical)):
+        if isinstance(of, Identical):
+            load(of)
+            of = of.parts[0]
+        else:
+            of = of.of
+    if not isinstance(of, SourceTensor):
+        raise PlanError(f"{node.mark}: reciprocal takes a scalar tensor of a source")
+    return of.source, of.checkpoint, of.info
