@@ -57,10 +57,8 @@ class OutputError(ConvertError):
     exit_code = 74
 
 
-class InterruptedRunError(ConvertError):
-    """A signal stopped the run; the same command may be given again."""
-
-    exit_code = 75
+INTERRUPTED_EXIT_CODE = 75
+"""Of a run stopped by a signal, which is not an error of the input."""
 
 
 def printable(text: str) -> str:

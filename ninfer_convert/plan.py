@@ -27,7 +27,7 @@ from ninfer_convert.recipe import Recipe, ResourceOrigin, ResourceSpec, SourceSp
 from ninfer_convert.requirements import require
 from ninfer_convert.source import Checkpoint
 from ninfer_convert.transform import Binder, Words
-from ninfer_convert.value import WORD_BYTES, Identical, Value, elements, load, where
+from ninfer_convert.value import WORD_BYTES, Identical, SourceTensor, Value, elements, load, source_tensors, where
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 """Source dtypes every encoder takes."""
@@ -59,6 +59,13 @@ class PlannedTensor:
     def nbytes(self) -> int:
         return self.geometry.nbytes
 
+    def leaves(self) -> Iterator[SourceTensor]:
+        """Yields the source tensors the object is made of, left to right, repeats included."""
+        if isinstance(self.value, Words):
+            yield from self.value.leaves
+        else:
+            yield from source_tensors(self.value)
+
 
 @dataclass(frozen=True, slots=True)
 class PlannedResource:
@@ -84,6 +91,8 @@ class Plan:
     recipe: Recipe
     sources: Mapping[str, Checkpoint]
     inputs: Mapping[str, Path]
+    input_digests: Mapping[str, str]
+    """SHA-256 of every auxiliary input the recipe names."""
     objects: tuple[PlannedObject, ...]
     conditions: tuple[Value, ...]
     head: bytes = field(repr=False)
@@ -104,6 +113,20 @@ class Plan:
     @property
     def file_bytes(self) -> int:
         return self.payload_offset + self.payload_bytes
+
+    @property
+    def source_bytes(self) -> int:
+        """Bytes of all source tensors that some object or condition reads, each counted once."""
+        tensors = {(leaf.source, leaf.info.name): leaf.info.nbytes for leaf in self.leaves()}
+        return sum(tensors.values())
+
+    def leaves(self) -> Iterator[SourceTensor]:
+        """Yields the source tensors of every object and condition, repeats included."""
+        for item in self.objects:
+            if isinstance(item, PlannedTensor):
+                yield from item.leaves()
+        for value in self.conditions:
+            yield from source_tensors(value)
 
 
 def make_plan(
@@ -136,6 +159,7 @@ class _Planner:
         self.problems: dict[str, None] = {}
         self.notes: list[str] = []
         self.waived: list[str] = []
+        self.input_digests: dict[str, str] = {}
 
     def plan(self) -> Plan:
         for spec in self.recipe.sources.values():
@@ -168,6 +192,7 @@ class _Planner:
             self.recipe,
             self.sources,
             self.inputs,
+            self.input_digests,
             tuple(planned),
             conditions,
             head,
@@ -202,12 +227,15 @@ class _Planner:
         if not spec.config:
             return
         if checkpoint.config is None:
-            self._add(f"source {spec.name}: {printable(checkpoint.location)} has no config.json; the recipe expects one")
+            self._add(f"source {spec.name}: no config.json in {printable(checkpoint.location)}; the recipe needs one")
             return
         for path, found, required in _config_differences(spec.config, checkpoint.config, ""):
             self._add(f"source {spec.name}: config.json {path}: {found} found, {required} required")
 
     def _check_inputs(self) -> None:
+        for name in self.inputs.keys() - self.recipe.inputs.keys():
+            known = ", ".join(self.recipe.inputs) or "none"
+            self._add(f"input {printable(name)} is not one of the recipe's inputs ({known})")
         for name, spec in self.recipe.inputs.items():
             path = self.inputs.get(name)
             if path is None:
@@ -218,6 +246,7 @@ class _Planner:
             except OSError as error:
                 self._add(f"input {name}: {printable(str(path))}: {error.strerror}")
                 continue
+            self.input_digests[name] = found
             if spec.sha256 and found != spec.sha256:
                 self._pin(f"input {name} ({printable(str(path))}): SHA-256 {found} found, {spec.sha256} required")
 
@@ -289,7 +318,7 @@ class _Planner:
     # -- objects --------------------------------------------------------------------------------------------
 
     def _place(self, item: TensorSpec | ResourceSpec, cursor: int) -> PlannedObject:
-        offset = container.next_offset(cursor, "resource" if isinstance(item, ResourceSpec) else "tensor")
+        offset = container.place(cursor, "resource" if isinstance(item, ResourceSpec) else "tensor")
         if isinstance(item, ResourceSpec):
             content, origin = self._resource(item)
             return PlannedResource(item.name, offset, content, origin)
@@ -365,9 +394,9 @@ class _Planner:
         found = document.get(origin.member) if isinstance(document, dict) else None
         if isinstance(found, list):
             named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-            others = [str(name) for name in named if name != "default"]
+            others = ", ".join(printable(str(name)) for name in named if name != "default")
             if others and "default" in named:
-                self.notes.append(f"{_origin_text(origin)}: default taken, {', '.join(map(printable, others))} left out")
+                self.notes.append(f"{_origin_text(origin)}: default taken, {others} left out")
             found = named.get("default")
         if not isinstance(found, str):
             return None

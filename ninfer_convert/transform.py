@@ -77,6 +77,8 @@ class Words:
     codes: Value
     scales: Value
     divisor: int | None
+    leaves: tuple[SourceTensor, ...]
+    """Every tensor the words come from: codes, scales and divisors, module by module."""
 
 
 class Binder:
@@ -118,7 +120,9 @@ class Binder:
         scales = self._bind(expression, lambda leaf: bound[_module(leaf)].scales)
         per_code = 2 if kinds == {"NVFP4"} else 1
         divisor = _one_divisor(expression.mark, bound) if kinds == {"NVFP4"} else None
-        return Words(kinds.pop(), (codes.shape[0], codes.shape[1] * per_code), codes, scales, divisor)
+        shape = codes.shape[0], codes.shape[1] * per_code
+        tensors = tuple(tensor for words in bound.values() for tensor in words.leaves)
+        return Words(kinds.pop(), shape, codes, scales, divisor, tensors)
 
     def has(self, leaf: Expression) -> bool:
         """Tells whether a leaf's tensors (any of them, for a module) exist in its source."""
@@ -223,7 +227,7 @@ class Binder:
         word = _positive_word(divisor, module.mark)
         if inverted:
             word = _reciprocal_word(word, divisor, module.mark)
-        return Words("NVFP4", (n, k), codes, scales, word)
+        return Words("NVFP4", (n, k), codes, scales, word, (codes, scales, divisor))
 
     def _fp8_rows(self, module: Module) -> Words:
         codes = self._tensor(module.source, f"{module.name}.weight", module.mark)
@@ -233,7 +237,7 @@ class Binder:
         scales = self._tensor(module.source, f"{module.name}.weight_scale", module.mark)
         if scales.dtype != "BF16" or scales.shape not in ((n,), (n, 1)):
             raise _field_error(module, scales, f"BF16 [{n}] or [{n}, 1], one multiplier per row")
-        return Words("FP8_E4M3FN_ROW_BF16S", (n, k), codes, Reshaped(scales, (n, 1)), None)
+        return Words("FP8_E4M3FN_ROW_BF16S", (n, k), codes, Reshaped(scales, (n, 1)), None, (codes, scales))
 
     def _shortlist(self, leaf: Shortlist) -> Value:
         label = f"{leaf.mark}: shortlist"

@@ -23,6 +23,9 @@ from ninfer_convert.source import Checkpoint, TensorInfo
 
 Buffer = npt.NDArray[np.uint8]
 
+Span = tuple[Checkpoint, TensorInfo, int, int]
+"""Bytes `[begin, end)` of one tensor of one checkpoint."""
+
 PIECE_BYTES = 1 << 20
 """Scratch of a cast, a comparison or a column move, per thread and node."""
 
@@ -51,7 +54,7 @@ class Value(Protocol):
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         """Returns the source tensor of one element, the element's index in it, and that tensor's shape."""
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         """Yields about which bytes of which tensors a read of `[begin, end)` will touch."""
 
 
@@ -104,7 +107,7 @@ class SourceTensor:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return f"{self.source}:{self.info.name}", element, self.shape
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         item = WORD_BYTES[self.dtype]
         yield self.checkpoint, self.info, begin * item, end * item
 
@@ -124,7 +127,7 @@ class Constant:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return self.name, element, self.shape
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         return iter(())
 
 
@@ -145,7 +148,7 @@ class Reshaped:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return self.of.locate(element)
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         return self.of.spans(begin, end)
 
 
@@ -220,7 +223,7 @@ class Joined:
         part, first, _ = next(self._runs(element, element + 1))
         return self.parts[part].locate(first)
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         if self.outer == 1:
             for part, first, last in self._runs(begin, end):
                 yield from self.parts[part].spans(first, last)
@@ -276,7 +279,7 @@ class Sliced:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return self.of.locate(self._source(element))
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         if begin < end:
             yield from self.of.spans(self._source(begin), self._source(end - 1) + 1)
 
@@ -315,7 +318,7 @@ class Transposed:
             source[axis] = int(position[i])
         return self.of.locate(int(np.ravel_multi_index(source, self.of.shape)))
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         return self.of.spans(0, elements(self.of.shape))
 
 
@@ -352,7 +355,7 @@ class Gathered:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return self.of.locate(next(self._runs(element, element + 1))[0])
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         return iter(())
 
 
@@ -394,7 +397,7 @@ class Identical:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return self.parts[0].locate(element)
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         for part in self.parts:
             yield from part.spans(begin, end)
 
@@ -428,7 +431,7 @@ class Converted:
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
         return self.of.locate(element)
 
-    def spans(self, begin: int, end: int) -> Iterator[tuple[Checkpoint, TensorInfo, int, int]]:
+    def spans(self, begin: int, end: int) -> Iterator[Span]:
         return self.of.spans(begin, end)
 
 

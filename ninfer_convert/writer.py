@@ -213,7 +213,8 @@ def staged_file(path: Path, content: bytes) -> Iterator[Path]:
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            raise OutputError(f"cannot write {printable(str(path))} ({len(content)} bytes): {error.strerror}") from error
+            name = printable(str(path))
+            raise OutputError(f"cannot write {name} ({len(content)} bytes): {error.strerror}") from error
         yield staged
     finally:
         staged.unlink(missing_ok=True)

@@ -1,0 +1,109 @@
+"""The command line: parse, call one function, print, choose the exit code.
+
+Command modules are imported only when their command runs, so that `--help` answers at once.
+
+Source: cli.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+
+import click
+
+from ninfer_convert import __version__
+from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputError
+
+COMMANDS = {
+    "run": ("ninfer_convert.cli.convert:run", "Convert a checkpoint by a recipe into one .ninfer artifact."),
+    "plan": ("ninfer_convert.cli.convert:plan", "Check a conversion and show what it would write."),
+    "verify": ("ninfer_convert.cli.artifact:verify", "Check every byte of an artifact."),
+    "inspect": ("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
+    "recipe": ("ninfer_convert.cli.recipes:recipe", "Look at recipes."),
+    "formats": ("ninfer_convert.cli.recipes:formats", "List the numeric formats, layouts and encoders."),
+    "demo": ("ninfer_convert.cli.demo:demo", "Make, convert and verify a miniature checkpoint."),
+}
+"""Every command: where it lives, and its line in `--help`."""
+
+
+class LazyGroup(click.Group):
+    """A command group that imports a command when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(module), attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{module}:{attribute} is no command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, package_name="ninfer-convert", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Turn safetensors checkpoints into .ninfer artifacts.
+
+    A recipe (YAML) says what every stored tensor is made of; `recipe list` shows the shipped ones. Start with
+    `ninfer-convert demo`.
+    """
+
+
+def main() -> None:
+    """Runs the command line and exits with its code. Source: cli.md, "Exit codes"."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    sys.exit(_run())
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _run() -> int:
+    try:
+        outcome = cli.main(prog_name="ninfer-convert", standalone_mode=False)
+        sys.stdout.flush()
+        return outcome if isinstance(outcome, int) else 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; give the same command again", err=True)
+        return INTERRUPTED_EXIT_CODE
+    except BrokenPipeError:
+        # The reader of our output went away; what it had read was enough for it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if os.environ.get("NINFER_CONVERT_DEBUG") == "1":
+            raise
+        return _report(error)
+
+
+def _report(error: Exception) -> int:
+    if isinstance(error, ConvertError):
+        for message in error.messages:
+            click.echo(f"error: {message}", err=True)
+        return error.exit_code
+    if isinstance(error, OSError):
+        place = f"{os.fsdecode(error.filename)!r}: " if error.filename else ""
+        click.echo(f"error: {place}{error.strerror or error}", err=True)
+        return OutputError.exit_code
+    text = f"error: internal: {type(error).__name__}: {error} (NINFER_CONVERT_DEBUG=1 shows where)"
+    click.echo(text, err=True)
+    return ConvertError.exit_code

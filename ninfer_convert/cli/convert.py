@@ -1,0 +1,173 @@
+"""`run` and `plan`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ninfer_convert.cli.options import (
+    chosen_memory,
+    chosen_threads,
+    planned,
+    print_json,
+    progress,
+    size_text,
+    source_options,
+    threads_option,
+)
+from ninfer_convert.errors import UsageError
+from ninfer_convert.plan import Plan, PlannedResource
+from ninfer_convert.provenance import Outcome, plan_json, report_json
+from ninfer_convert.writer import PartFile, require_output, staged_file, sync_directory
+
+
+@click.command()
+@source_options
+@click.option("-o", "--output", required=True, metavar="OUT.ninfer", type=click.Path(path_type=Path))
+@threads_option
+@click.option("--overwrite", is_flag=True, help="Replace an existing OUT when the new one is complete.")
+@click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+              help="Where the conversion report goes  [default: OUT.ninfer.conversion.json]")
+@click.option("--dry-run", is_flag=True, help="Stop after the plan.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print the plan's notes.")
+def run(
+    recipe_name: str,
+    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    unpinned: bool,
+    output: Path,
+    threads: int | None,
+    max_memory: str | None,
+    overwrite: bool,
+    report_path: Path | None,
+    dry_run: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Convert a checkpoint by RECIPE into one .ninfer artifact.
+
+    RECIPE is a YAML file or the name of a shipped recipe. Everything that can be checked is checked before the
+    first byte; OUT appears only when it is complete, with a conversion report beside it.
+
+    \b
+    ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
+        --input ranking=ranking.bin -o qwen3_6_27b.ninfer
+    """
+    report_path = report_path or output.with_name(output.name + ".conversion.json")
+    workers, memory = chosen_threads(threads), chosen_memory(max_memory)
+    with planned(recipe_name, sources, inputs, prefixes, unpinned) as plan:
+        _require_paths(plan, output, report_path, overwrite)
+        if verbose:
+            for note in plan.notes:
+                click.echo(f"note: {note}", err=True)
+        if dry_run:
+            _print_summary(plan)
+            return
+        outcome = _convert(plan, output, report_path, workers, memory, quiet)
+        if not quiet:
+            click.echo(f"wrote {os.fspath(output)}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
+                       f"{outcome.seconds:.1f} s", err=True)
+            click.echo(f"{outcome.file_sha256}  {os.fspath(output)}")
+
+
+def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool) -> None:
+    if output.absolute() == report_path.absolute():
+        raise UsageError(f"--report and --output are both {os.fspath(output)}; name two files")
+    files = [Path(file.path) for checkpoint in plan.sources.values() for file in checkpoint.files.values()]
+    protected = [*files, *plan.inputs.values()]
+    for path in (output, report_path):
+        require_output(path, overwrite=overwrite, protected=protected)
+
+
+def _convert(
+    plan: Plan, output: Path, report_path: Path, workers: int, memory: int, quiet: bool
+) -> Outcome:
+    # The kernels and their compiler load here, when the plan has been accepted.
+    from ninfer_convert.budget import block_bytes
+    from ninfer_convert.convert import convert
+
+    def publish(part: PartFile, outcome: Outcome) -> None:
+        document = report_json(plan, outcome, threads=workers, command=sys.argv)
+        text = json.dumps(document, ensure_ascii=True, indent=1) + "\n"
+        with staged_file(report_path, text.encode()) as staged:
+            part.publish()
+            os.replace(staged, report_path)
+            sync_directory(report_path.parent)
+
+    size = block_bytes(plan, workers, memory)
+    with progress("converting", quiet=quiet) as show:
+        return convert(plan, output, threads=workers, block_bytes=size, progress=show, publish=publish)
+
+
+@click.command()
+@source_options
+@threads_option
+@click.option("--json", "as_json", is_flag=True, help="Print the whole plan as one JSON document.")
+@click.option("--objects", "with_objects", is_flag=True, help="List every object.")
+@click.option("--deep", is_flag=True, help="Also read and check every value.")
+def plan(
+    recipe_name: str,
+    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    unpinned: bool,
+    threads: int | None,
+    max_memory: str | None,
+    as_json: bool,
+    with_objects: bool,
+    deep: bool,
+) -> None:
+    """Check a conversion and show what it would write, without writing it."""
+    workers, memory = chosen_threads(threads), chosen_memory(max_memory)
+    with planned(recipe_name, sources, inputs, prefixes, unpinned) as made:
+        if deep:
+            from ninfer_convert.budget import block_bytes
+            from ninfer_convert.convert import scan
+
+            with progress("scanning", quiet=as_json) as show:
+                scan(made, threads=workers, block_bytes=block_bytes(made, workers, memory), progress=show)
+        if as_json:
+            print_json(_document(made, workers, memory))
+            return
+        if with_objects:
+            _print_objects(made)
+        _print_summary(made)
+        for note in made.notes:
+            click.echo(f"note: {note}")
+
+
+def _document(made: Plan, workers: int, memory: int) -> dict[str, Any]:
+    from ninfer_convert import budget
+
+    document = plan_json(made)
+    size = budget.block_bytes(made, workers, memory)
+    document["totals"]["peak_memory_bytes"] = budget.peak_memory(made, workers, size)
+    return document
+
+
+def _print_objects(made: Plan) -> None:
+    for item in made.objects:
+        if isinstance(item, PlannedResource):
+            kind, shape = "raw-bytes-v1", ""
+        else:
+            kind, shape = item.numeric.name, "x".join(map(str, item.shape)) or "scalar"
+        click.echo(f"{item.offset:>14} {item.nbytes:>14} {kind:<21} {shape:<16} {item.name}")
+
+
+def _print_summary(made: Plan) -> None:
+    document = plan_json(made)
+    totals = document["totals"]
+    recipe = made.recipe
+    click.echo(f"{recipe.model_id}/{recipe.weights_id} by recipe {recipe.id}")
+    click.echo(f"  {totals['tensors']} tensors, {totals['resources']} resources")
+    for name, count in totals["formats"].items():
+        click.echo(f"    {count:>5} {name}")
+    click.echo(f"  reads  {size_text(totals['source_bytes'])}")
+    click.echo(f"  writes {size_text(totals['file_bytes'])}")

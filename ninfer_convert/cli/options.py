@@ -1,0 +1,200 @@
+"""Options and output that several commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from ninfer_convert import allowance
+from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.plan import Plan, make_plan
+from ninfer_convert.recipe import Recipe
+from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.source import Checkpoint, open_checkpoint
+
+F = TypeVar("F", bound=Callable[..., Any])
+LOG_SECONDS = 10.0
+
+
+def source_options(command: F) -> F:
+    """Adds the options that say where a recipe's sources lie."""
+    for option in (
+        click.option("--unpinned", is_flag=True, help="Accept sources whose digests or revision do not match."),
+        click.option(
+            "--prefix",
+            "prefixes",
+            multiple=True,
+            metavar="[NAME:]FROM=TO",
+            help="Read tensor names that begin with FROM as if they began with TO (of source NAME, or the first).",
+        ),
+        click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An auxiliary input file."),
+        click.option(
+            "--source",
+            "sources",
+            multiple=True,
+            metavar="[NAME=]WHERE",
+            help="A checkpoint: a directory or a .safetensors file. NAME may be left out when there is one source.",
+        ),
+        click.argument("recipe_name", metavar="RECIPE"),
+    ):
+        command = option(command)
+    return command
+
+
+def threads_option(command: F) -> F:
+    """Adds `--threads` and `--max-memory`."""
+    command = click.option(
+        "--max-memory",
+        metavar="SIZE",
+        help="Peak memory of the whole process, such as 512MiB  [default: 1GiB, less under a tighter limit]",
+    )(command)
+    return click.option(
+        "--threads",
+        type=click.IntRange(1, allowance.MAX_THREADS),
+        help="Worker threads  [default: the processors this process may use]",
+    )(command)
+
+
+def chosen_threads(threads: int | None) -> int:
+    """Returns the number of worker threads; one note when it is more than the process was given."""
+    allowed = allowance.allowed_threads()
+    if threads is None:
+        return allowed
+    if threads > allowed:
+        click.echo(f"note: --threads {threads} is more than the {allowed} processors this process may use", err=True)
+    return threads
+
+
+def chosen_memory(text: str | None) -> int:
+    """Returns `--max-memory` in bytes."""
+    if text is None:
+        return max(allowance.MIN_MEMORY_BYTES, allowance.default_memory())
+    size = allowance.parse_size(text)
+    if size < allowance.MIN_MEMORY_BYTES:
+        raise UsageError(f"--max-memory {text} is below the minimum of 256MiB")
+    return size
+
+
+@contextlib.contextmanager
+def planned(
+    recipe_name: str, sources: tuple[str, ...], inputs: tuple[str, ...], prefixes: tuple[str, ...], unpinned: bool
+) -> Iterator[Plan]:
+    """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr."""
+    recipe = load_recipe(recipe_name)
+    places = _places(recipe, sources)
+    rules = _prefix_rules(recipe, prefixes)
+    with contextlib.ExitStack() as stack:
+        opened: dict[str, Checkpoint] = {}
+        for name, where in places.items():
+            merged = {**recipe.sources[name].prefixes, **rules.get(name, {})}
+            opened[name] = stack.enter_context(open_checkpoint(where, name=name, prefixes=merged))
+        files = {name: Path(path) for name, path in _pairs("--input", inputs).items()}
+        plan = make_plan(recipe, opened, files, unpinned=unpinned)
+        for warning in plan.warnings:
+            click.echo(f"warning: {warning}", err=True)
+        for waived in plan.waived:
+            click.echo(f"accepted unpinned: {waived}", err=True)
+        yield plan
+
+
+def _places(recipe: Recipe, sources: tuple[str, ...]) -> dict[str, str]:
+    places: dict[str, str] = {}
+    names = ", ".join(recipe.sources)
+    for text in sources:
+        name, equals, where = text.partition("=")
+        if not equals or name not in recipe.sources:
+            # A path may hold an equals sign; it is a name only when the recipe has such a source.
+            if len(recipe.sources) > 1:
+                raise UsageError(f"--source {printable(text)}: write NAME=WHERE; the recipe's sources are {names}")
+            name, where = next(iter(recipe.sources)), text
+        if name in places:
+            raise UsageError(f"--source {name} is given twice")
+        if where.startswith("hf://"):
+            raise UsageError(f"--source {printable(where)}: download the checkpoint and name its directory")
+        places[name] = where
+    missing = [spec for spec in recipe.sources.values() if spec.name not in places]
+    if missing:
+        wanted = [f"--source {spec.name}=WHERE" + (f" ({spec.repo})" if spec.repo else "") for spec in missing]
+        raise UsageError("a source is not given; add " + " and ".join(wanted))
+    return places
+
+
+def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not (equals and name and value):
+            raise UsageError(f"{option} {printable(text)}: write NAME=PATH")
+        if name in pairs:
+            raise UsageError(f"{option} {printable(name)} is given twice")
+        pairs[name] = value
+    return pairs
+
+
+def _prefix_rules(recipe: Recipe, texts: tuple[str, ...]) -> Mapping[str, dict[str, str]]:
+    rules: dict[str, dict[str, str]] = {}
+    for text in texts:
+        begin, equals, to = text.partition("=")
+        name, colon, rest = begin.partition(":")
+        if not (colon and name in recipe.sources):
+            name, rest = next(iter(recipe.sources)), begin
+        if not equals or not rest:
+            raise UsageError(f"--prefix {printable(text)}: write FROM=TO, FROM not empty")
+        rules.setdefault(name, {})[rest] = to
+    return rules
+
+
+def print_json(document: Any) -> None:
+    """Prints exactly one JSON document."""
+    click.echo(json.dumps(document, ensure_ascii=True, indent=1))
+
+
+def size_text(nbytes: int) -> str:
+    """Returns bytes as people read them: `17,495,365,888 bytes (16.3 GiB)`."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if nbytes >= size:
+            return f"{nbytes:,} bytes ({nbytes / size:.1f} {unit})"
+    return f"{nbytes:,} bytes"
+
+
+@contextlib.contextmanager
+def progress(verb: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Yields a progress callback: a bar on a terminal, at most a line every ten seconds in a log."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from tqdm import tqdm
+
+        with tqdm(unit="B", unit_scale=True, unit_divisor=1024, desc=verb, leave=False) as bar:
+
+            def show(done: int, total: int) -> None:
+                bar.total = total
+                bar.update(done - bar.n)
+
+            yield show
+    else:
+        yield _log_lines(verb)
+
+
+def _log_lines(verb: str) -> Callable[[int, int], None]:
+    started = last = time.monotonic()
+
+    def show(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last < LOG_SECONDS or not done:
+            return
+        last = now
+        rate = done / (now - started)
+        left = (total - done) / rate
+        click.echo(f"{verb}: {done / total:.0%}, {rate / 2**20:.0f} MiB/s, {left:.0f} s left", err=True)
+
+    return show

@@ -1,0 +1,309 @@
+"""The pipeline: workers take blocks, make their bytes and write them; digests follow behind; then publication.
+
+Every worker reads, encodes and writes its own block, so at most one block per worker is in flight, whatever
+the tensors are. A finished object is hashed from the part file by whichever worker is free, a chaser hashes
+the whole file in order, a flusher keeps the disk busy. The bytes depend on nothing of this.
+
+Source: cli.md, `run`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ninfer_convert.allowance import available_memory
+from ninfer_convert.block import BLOCK_BYTES, Block, block_spans, blocks
+from ninfer_convert.block_maker import BlockMaker
+from ninfer_convert.errors import EncodeError, printable
+from ninfer_convert.plan import Plan, PlannedResource
+from ninfer_convert.provenance import Outcome
+from ninfer_convert.value import WORD_BYTES, Span, Value, elements
+from ninfer_convert.writer import PartFile
+
+HASH_BYTES = 1 << 20
+FLUSH_BYTES = 128 << 20
+POLL_SECONDS = 0.05
+PREFETCH_BLOCKS = 4
+
+Progress = Callable[[int, int], None]
+"""Called from the main thread now and then with the payload bytes written and their total."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A block of an object (`index` of the plan), or of a condition (`index` -1)."""
+
+    index: int
+    block: Block
+    condition: Value | None = None
+
+
+@dataclass(slots=True)
+class _Shared:
+    """State of one run; everything mutable is guarded by `lock`."""
+
+    tasks: Iterator[_Task]
+    pending: list[int]
+    """Blocks of each object not written yet."""
+    lock: threading.Condition = field(default_factory=threading.Condition)
+    to_hash: deque[int] = field(default_factory=deque)
+    digests: dict[int, str] = field(default_factory=dict)
+    ahead: deque[_Task] = field(default_factory=deque)
+    hashing: int = 0
+    chased: int = 0
+    """File bytes the whole-file digest has taken in."""
+    written: int = 0
+    """Payload bytes written."""
+    running: int = 0
+    """Workers that have not returned."""
+    error: BaseException | None = None
+
+
+def convert(
+    plan: Plan,
+    output: Path,
+    *,
+    threads: int,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+    publish: Callable[[PartFile, Outcome], None] | None = None,
+) -> Outcome:
+    """Writes the artifact of a plan and returns what came out; the output appears only when complete.
+
+    Args:
+        plan: an accepted plan; its sources are open.
+        output: the artifact's path; already checked by `writer.require_output`.
+        threads: worker threads, at least 1.
+        block_bytes: about how many source bytes one block holds.
+        progress: reports bytes written.
+        publish: called with the complete, unnamed part file, to do more than give it its name.
+
+    Raises:
+        EncodeError, SourceError: a value or word is not legal, a source changed; nothing is left behind.
+        OutputError: writing failed; nothing is left behind.
+        KeyboardInterrupt: passed on after every worker has stopped; nothing is left behind.
+    """
+    started = time.monotonic()
+    with PartFile(output, plan.file_bytes) as part:
+        part.write(0, plan.head)
+        run = _Run(plan, part, threads, block_bytes)
+        shared = run.execute(progress)
+        for checkpoint in plan.sources.values():
+            checkpoint.verify_unchanged()
+        digests = tuple(shared.digests[index] for index in range(len(plan.objects)))
+        outcome = Outcome(digests, run.file_digest.hexdigest(), time.monotonic() - started)
+        if publish:
+            publish(part, outcome)
+        else:
+            part.publish()
+    return outcome
+
+
+def scan(
+    plan: Plan,
+    *,
+    threads: int,
+    block_bytes: int = BLOCK_BYTES,
+    progress: Progress | None = None,
+) -> None:
+    """Makes every block and writes nothing: `plan --deep`. Raises like `convert`."""
+    _Run(plan, None, threads, block_bytes).execute(progress)
+
+
+class _Run:
+    def __init__(self, plan: Plan, part: PartFile | None, threads: int, block_bytes: int) -> None:
+        self.plan, self.part, self.threads, self.block_bytes = plan, part, threads, block_bytes
+        self.stop = threading.Event()
+        counts = [
+            1 if isinstance(item, PlannedResource) else sum(1 for _ in blocks(item, block_bytes))
+            for item in plan.objects
+        ]
+        self.shared = _Shared(self._tasks(), counts)
+        self.file_digest = hashlib.sha256()
+        # Pages are dropped only when the source could not stay cached anyway; a second run may want them.
+        memory = available_memory()
+        self.release_behind = memory is not None and plan.source_bytes + plan.file_bytes > memory // 2
+
+    def _tasks(self) -> Iterator[_Task]:
+        for index, item in enumerate(self.plan.objects):
+            if isinstance(item, PlannedResource):
+                yield _Task(index, Block(0, item.nbytes))
+            else:
+                yield from (_Task(index, block) for block in blocks(item, self.block_bytes))
+        for value in self.plan.conditions:
+            step = max(1, self.block_bytes // WORD_BYTES[value.dtype])
+            for begin in range(0, elements(value.shape), step):
+                yield _Task(-1, Block(begin, min(elements(value.shape), begin + step)), value)
+
+    def execute(self, progress: Progress | None) -> _Shared:
+        jobs = [self._work] * self.threads
+        if self.part is not None:
+            jobs += [self._chase, self._flush]
+        self.shared.running = self.threads
+        workers = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
+        for worker in workers:
+            worker.start()
+        try:
+            self._await(workers, progress)
+        finally:
+            self.stop.set()
+            for worker in workers:
+                worker.join()
+        if self.shared.error is not None:
+            raise self.shared.error
+        return self.shared
+
+    def _await(self, workers: Sequence[threading.Thread], progress: Progress | None) -> None:
+        for worker in workers:
+            while worker.is_alive():
+                worker.join(POLL_SECONDS)
+                if progress:
+                    progress(self.shared.written, self.plan.payload_bytes)
+
+    def _guard(self, job: Callable[[], None]) -> None:
+        """Runs one job; the first error of any job stops all of them."""
+        try:
+            job()
+        except BaseException as error:
+            with self.shared.lock:
+                if self.shared.error is None:
+                    self.shared.error = error
+        finally:
+            with self.shared.lock:
+                if job == self._work:
+                    self.shared.running -= 1
+                self.shared.lock.notify_all()
+
+    def _stopped(self) -> bool:
+        return self.stop.is_set() or self.shared.error is not None
+
+    # -- workers --------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        maker, scratch = BlockMaker(), np.empty(HASH_BYTES, np.uint8)
+        while (job := self._next_job()) is not None:
+            if isinstance(job, _Task):
+                self._make(maker, job)
+            else:
+                self._hash_object(job, scratch)
+
+    def _next_job(self) -> _Task | int | None:
+        """Returns a block to make, the index of an object to hash, or None when all is done or stopped."""
+        shared = self.shared
+        with shared.lock:
+            while not self._stopped():
+                if shared.to_hash:
+                    return shared.to_hash.popleft()
+                if task := self._next_task():
+                    return task
+                if self.part is None or len(shared.digests) + shared.hashing == len(self.plan.objects):
+                    return None
+                shared.lock.wait(POLL_SECONDS)
+        return None
+
+    def _next_task(self) -> _Task | None:
+        """Returns the next block, asking the system to read the blocks that follow."""
+        ahead = self.shared.ahead
+        while len(ahead) <= PREFETCH_BLOCKS and (task := next(self.shared.tasks, None)):
+            ahead.append(task)
+            for checkpoint, info, begin, end in self._spans(task):
+                checkpoint.prefetch(info, begin, end)
+        return ahead.popleft() if ahead else None
+
+    def _spans(self, task: _Task) -> Iterator[Span]:
+        if task.condition is not None:
+            yield from task.condition.spans(task.block.begin, task.block.end)
+            return
+        item = self.plan.objects[task.index]
+        if not isinstance(item, PlannedResource):
+            yield from block_spans(item, task.block)
+
+    def _make(self, maker: BlockMaker, task: _Task) -> None:
+        if task.condition is not None:
+            maker.scan(task.condition, task.block.begin, task.block.end)
+        else:
+            self._make_object_block(maker, task)
+        if self.release_behind:
+            for checkpoint, info, begin, end in self._spans(task):
+                checkpoint.release(info, begin, end)
+
+    def _make_object_block(self, maker: BlockMaker, task: _Task) -> None:
+        item, block = self.plan.objects[task.index], task.block
+        try:
+            if isinstance(item, PlannedResource):
+                pieces = [(0, np.frombuffer(item.content, np.uint8))]
+            else:
+                pieces = maker.make(item, block)
+        except MemoryError as error:
+            name = printable(item.name)
+            raise EncodeError(f"object {name}: out of memory for rows [{block.begin}, {block.end})") from error
+        if self.part is not None:
+            for offset, data in pieces:
+                self.part.write(self.plan.payload_offset + item.offset + offset, data)
+        shared = self.shared
+        with shared.lock:
+            shared.written += sum(data.nbytes for _, data in pieces)
+            shared.pending[task.index] -= 1
+            if shared.pending[task.index] == 0 and self.part is not None:
+                shared.to_hash.append(task.index)
+                shared.lock.notify_all()
+
+    # -- behind the workers -----------------------------------------------------------------------------------
+
+    def _read_back(self, begin: int, end: int, scratch: npt.NDArray[np.uint8]) -> Iterator[memoryview]:
+        """Yields file bytes `[begin, end)` in pieces; ends early when the run stops."""
+        part = self.part
+        while part is not None and begin < end and not self._stopped():
+            piece = memoryview(scratch)[: min(len(scratch), end - begin)]
+            part.read_into(begin, piece)
+            yield piece
+            begin += len(piece)
+
+    def _hash_object(self, index: int, scratch: npt.NDArray[np.uint8]) -> None:
+        shared, item = self.shared, self.plan.objects[index]
+        with shared.lock:
+            shared.hashing += 1
+        digest = hashlib.sha256()
+        begin = self.plan.payload_offset + item.offset
+        for piece in self._read_back(begin, begin + item.nbytes, scratch):
+            digest.update(piece)
+        with shared.lock:
+            shared.hashing -= 1
+            shared.digests[index] = digest.hexdigest()
+            shared.lock.notify_all()
+
+    def _chase(self) -> None:
+        """Hashes the whole file in order, object by object as they become complete."""
+        scratch, shared = np.empty(HASH_BYTES, np.uint8), self.shared
+        for index, item in enumerate(self.plan.objects):
+            with shared.lock:
+                while shared.pending[index] and not self._stopped():
+                    shared.lock.wait(POLL_SECONDS)
+            end = self.plan.payload_offset + item.offset + item.nbytes
+            for piece in self._read_back(shared.chased, end, scratch):
+                self.file_digest.update(piece)
+                shared.chased += len(piece)
+
+    def _flush(self) -> None:
+        """Keeps the disk writing while the workers encode, so that the last sync has little left to do."""
+        part, synced, shared = self.part, 0, self.shared
+        while part is not None and not self._stopped():
+            with shared.lock:
+                if shared.running == 0:
+                    return
+                if shared.written - synced < FLUSH_BYTES:
+                    shared.lock.wait(POLL_SECONDS)
+                    continue
+                synced, chased = shared.written, shared.chased
+            part.sync()
+            if self.release_behind:
+                part.release(0, chased)
