@@ -1,0 +1,43 @@
+"""Writes stand-in checkpoints of a shipped model: the official one, its quantized sibling, the ranking input.
+
+Full shape by default: real names, dtypes, shapes and shards, sparse on disk. With `--miniature` the same
+structure with small numbers, every value present, and the shipped recipes rewritten to fit, under `recipes/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ninfer_convert.stand_in import MODELS, miniature_recipe, write_stand_in
+from ninfer_convert.stand_in_weights import FULL, MINIATURE
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+def write_miniature_recipes(directory: Path) -> None:
+    """Writes every shipped recipe of these models in its miniature form, as `MODEL/WEIGHTS.yaml`."""
+    for model in MODELS:
+        (directory / model).mkdir(parents=True, exist_ok=True)
+        for shipped in sorted((RECIPES / model).glob("*.yaml")):
+            text = miniature_recipe(shipped.read_text(encoding="utf-8"))
+            (directory / model / shipped.name).write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", choices=sorted(MODELS))
+    parser.add_argument("directory", type=Path, help="made if missing; gets base/, quantized/ and ranking.i64")
+    parser.add_argument("--miniature", action="store_true", help="a few megabytes, dense, with recipes to fit")
+    parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal bytes (default 0)")
+    arguments = parser.parse_args()
+    scale = MINIATURE if arguments.miniature else FULL
+    made = write_stand_in(arguments.model, arguments.directory, scale, arguments.seed)
+    if arguments.miniature:
+        write_miniature_recipes(arguments.directory / "recipes")
+    for path in (made.base, made.quantized, made.ranking):
+        print(path)
+
+
+if __name__ == "__main__":
+    main()
