@@ -93,6 +93,7 @@ class Binder:
         self._sources = sources
         self._inputs = inputs
         self._shortlists: dict[Shortlist, Value] = {}
+        self._modules: dict[str, dict[str, set[str]]] = {}
         self.used: dict[str, set[str]] = {name: set() for name in sources}
         self.notes: list[str] = []
 
@@ -129,9 +130,17 @@ class Binder:
         if isinstance(leaf, Tensor):
             return leaf.name in self._sources[leaf.source].tensors
         if isinstance(leaf, Module):
-            prefix = leaf.name + "."
-            return any(name.startswith(prefix) for name in self._sources[leaf.source].tensors)
+            return bool(self._fields(leaf))
         return True
+
+    def _fields(self, module: Module) -> set[str]:
+        """Returns the last name parts of the tensors of a module."""
+        if module.source not in self._modules:
+            modules = self._modules[module.source] = {}
+            for name in self._sources[module.source].tensors:
+                parent, _, field = name.rpartition(".")
+                modules.setdefault(parent, set()).add(field)
+        return self._modules[module.source].get(module.name, set())
 
     # -- leaves ---------------------------------------------------------------------------------------------
 
@@ -195,9 +204,8 @@ class Binder:
         return bound
 
     def _module(self, module: Module) -> Words:
-        tensors = self._sources[module.source].tensors
         label = f"{module.mark}: module {printable(module.name)}"
-        fields = {name.rpartition(".")[2] for name in tensors if name.rpartition(".")[0] == module.name}
+        fields = self._fields(module)
         if {"weight", "weight_packed"} <= fields:
             raise PlanError(f"{label} is ambiguous: it has both .weight and .weight_packed; a module has one form")
         if module.dialect == "modelopt":
