@@ -263,7 +263,7 @@ class _Run:
         """Yields file bytes `[begin, end)` in pieces; ends early when the run stops."""
         part = self.part
         while part is not None and begin < end and not self._stopped():
-            piece = memoryview(scratch)[: min(len(scratch), end - begin)]
+            piece = scratch.data[: min(len(scratch), end - begin)]
             part.read_into(begin, piece)
             yield piece
             begin += len(piece)

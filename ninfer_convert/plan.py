@@ -255,7 +255,9 @@ class _Planner:
         members: dict[str, dict[str, Expression]] = {}
         for item in self.recipe.objects:
             if item.component is not None and isinstance(item, TensorSpec):
-                named = {str(leaf): leaf for leaf in leaves(item.value) if isinstance(leaf, (Tensor, Module))}
+                named: dict[str, Expression] = {
+                    str(leaf): leaf for leaf in leaves(item.value) if isinstance(leaf, (Tensor, Module))
+                }
                 members.setdefault(item.component, {}).update(named)
         absent = set()
         for component, named in members.items():
@@ -318,7 +320,7 @@ class _Planner:
     # -- objects --------------------------------------------------------------------------------------------
 
     def _place(self, item: TensorSpec | ResourceSpec, cursor: int) -> PlannedObject:
-        offset = container.place(cursor, "resource" if isinstance(item, ResourceSpec) else "tensor")
+        offset = container.next_offset(cursor, "resource" if isinstance(item, ResourceSpec) else "tensor")
         if isinstance(item, ResourceSpec):
             content, origin = self._resource(item)
             return PlannedResource(item.name, offset, content, origin)

@@ -1,0 +1,179 @@
+"""The part file: complete under its name, or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ninfer_convert import writer
+from ninfer_convert.errors import OutputError, UsageError
+from ninfer_convert.writer import PartFile, require_output, staged_file
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_the_name_appears_with_publish_and_holds_what_was_written_in_any_order(tmp_path: Path) -> None:
+    output = tmp_path / "out.ninfer"
+    with PartFile(output, 10) as part:
+        part.write(6, b"ghij")
+        part.write(0, bytearray(b"abc"))
+        assert names(tmp_path) == ["out.ninfer.part"]
+        back = bytearray(10)
+        part.read_into(0, back)
+        assert bytes(back) == b"abc\0\0\0ghij"
+        part.sync()
+        part.publish()
+    assert names(tmp_path) == ["out.ninfer"]
+    assert output.read_bytes() == b"abc\0\0\0ghij"
+
+
+def test_leaving_without_publish_removes_the_part_file(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="stop"), PartFile(tmp_path / "out", 10):
+        raise RuntimeError("stop")
+    assert names(tmp_path) == []
+
+
+def test_a_part_file_left_by_a_dead_process_does_not_block(tmp_path: Path) -> None:
+    (tmp_path / "out.part").write_bytes(b"x" * 100)
+    with PartFile(tmp_path / "out", 10) as part:
+        part.publish()
+    assert (tmp_path / "out").read_bytes() == bytes(10)
+
+
+def test_a_second_process_is_told_who_holds_the_output_and_harms_nothing(tmp_path: Path) -> None:
+    code = "import sys, pathlib; from ninfer_convert.writer import PartFile; PartFile(pathlib.Path(sys.argv[1]), 10)"
+    with PartFile(tmp_path / "out", 10) as part:
+        part.write(0, b"0123456789")
+        second = subprocess.run(
+            [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=False
+        )
+        assert "is being written by another process, which holds" in second.stderr
+        assert "out.part" in second.stderr
+        part.publish()
+    assert (tmp_path / "out").read_bytes() == b"0123456789"
+
+
+def test_short_writes_and_reads_are_looped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite, preadv = os.pwrite, os.preadv
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:7], offset))
+    monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:5]], offset))
+    content = os.urandom(100)
+    with PartFile(tmp_path / "out", 100) as part:
+        part.write(0, content)
+        back = bytearray(100)
+        part.read_into(0, back)
+        assert bytes(back) == content
+
+
+def test_too_little_space_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match=r"out needs \d+ bytes; .* has \d+ free"):
+        PartFile(tmp_path / "out", 2**60)
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "fsync", "posix_fallocate", "replace"])
+def test_every_failing_call_names_the_path_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, call, fail)
+    with pytest.raises(OutputError, match=rf"out\.part \(10 bytes\): {os.strerror(code)}") as caught:  # noqa: SIM117
+        with PartFile(tmp_path / "out", 10) as part:
+            part.write(0, b"x")
+            part.sync()
+            part.publish()
+    assert caught.value.exit_code == 74
+    assert names(tmp_path) == []
+
+
+def test_a_file_system_without_preallocation_is_used_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "unsupported")
+
+    monkeypatch.setattr(os, "posix_fallocate", unsupported)
+    with PartFile(tmp_path / "out", 10) as part:
+        part.write(9, b"z")
+        part.publish()
+    assert (tmp_path / "out").read_bytes() == bytes(9) + b"z"
+
+
+def test_a_symbolic_link_in_the_place_of_the_part_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "dear").write_bytes(b"dear")
+    (tmp_path / "out.part").symlink_to(tmp_path / "dear")
+    with pytest.raises(OutputError, match=r"cannot create .*out\.part"):
+        PartFile(tmp_path / "out", 10)
+    assert (tmp_path / "dear").read_bytes() == b"dear"
+
+
+def test_writers_in_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
+    with PartFile(tmp_path / "out", 64 * 100) as part:
+        def work(number: int) -> None:
+            for piece in range(100):
+                part.write((piece * 64 + number), bytes([number]))
+
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(64)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        part.publish()
+    assert (tmp_path / "out").read_bytes() == bytes(range(64)) * 100
+
+
+def test_an_existing_output_is_refused_without_overwrite(tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    output.write_bytes(b"old")
+    with pytest.raises(UsageError, match="out exists; --overwrite replaces it"):
+        require_output(output, overwrite=False, protected=[])
+    require_output(output, overwrite=True, protected=[])
+    assert output.read_bytes() == b"old"
+
+
+def test_an_output_that_is_a_source_by_any_alias_is_always_refused(tmp_path: Path) -> None:
+    source = tmp_path / "model.safetensors"
+    source.write_bytes(b"weights")
+    (tmp_path / "soft").symlink_to(source)
+    os.link(source, tmp_path / "hard")
+    for alias in (source, tmp_path / "soft", tmp_path / "hard", tmp_path / "." / "model.safetensors"):
+        with pytest.raises(UsageError, match="is the source file .*; a source is never overwritten"):
+            require_output(alias, overwrite=True, protected=[source])
+
+
+def test_directories_dangling_links_devices_and_vanished_directories_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is a directory; name a file"):
+        require_output(tmp_path, overwrite=True, protected=[])
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    with pytest.raises(UsageError, match="is a symbolic link to nothing"):
+        require_output(tmp_path / "dangling", overwrite=True, protected=[])
+    with pytest.raises(UsageError, match="is not a regular file"):
+        require_output(Path(os.devnull), overwrite=True, protected=[])
+    with pytest.raises(OutputError, match="is not a directory; .* cannot be written there"):
+        require_output(tmp_path / "gone" / "out", overwrite=False, protected=[])
+
+
+def test_a_staged_file_is_removed_unless_it_was_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with staged_file(tmp_path / "report.json", b"{}") as staged:
+        assert staged.read_bytes() == b"{}"
+        os.replace(staged, tmp_path / "report.json")
+    assert names(tmp_path) == ["report.json"]
+    with pytest.raises(RuntimeError, match="stop"), staged_file(tmp_path / "other.json", b"{}"):
+        raise RuntimeError("stop")
+    assert names(tmp_path) == ["report.json"]
+    monkeypatch.setattr(writer.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space")))
+    with pytest.raises(OutputError, match=r"cannot write .*other\.json \(2 bytes\): No space"):
+        with staged_file(tmp_path / "other.json", b"{}"):
+            pass
+    assert names(tmp_path) == ["report.json"]
