@@ -657,6 +657,32 @@ def test_quick_path_gives_the_golden_vector(case):
         assert (scales, codes) == ([[int(case["scale"], 16)]], [case["codes"]])
 
 
+@pytest.mark.parametrize("case", FP8_CASES, ids=lambda case: case["name"])
+def test_quick_path_gives_the_golden_fp8_vector(case):
+    data = b"".join(struct.pack("<I", word) for word in words_of(case))
+    shape = (1, len(case["x"]))
+    if "error" in case:
+        with pytest.raises(OracleError, match=rf"^row 0: {case['error']}$"):
+            fast.encode_matrix(FP8, shape, "F32", data)
+    else:
+        scales, codes = layouts.unpack_row_scale(shape, fast.encode_matrix(FP8, shape, "F32", data))
+        assert (scales, codes) == ([int(case["scale"], 16)], [[int(code, 16) for code in case["codes"]]])
+
+
+@pytest.mark.parametrize("name", encoders.GROUPED)
+def test_quick_scale_equals_the_plain_one_around_every_kind_of_boundary(name):
+    words = {0, 1, 2, 0x7FFFFF, 0x800000, 0x7F7FFFFF}
+    for scale in (*range(1, 40), *range(0x3F0, 0x410), *range(0x410, 0x7C00, 501), *range(0x7BF8, 0x7C00)):
+        # Where the quotient passes the midpoint below this scale word, and the one above it.
+        step = binary.decode_f16(1 if scale < 0x400 else scale & 0x7C00) / (1 if scale < 0x400 else 1024)
+        for midpoint in (binary.decode_f16(scale) - step / 2, binary.decode_f16(scale) + step / 2):
+            near = binary.round_f32(midpoint * encoders.GROUPED[name].qmax)
+            words |= set(range(near - 3, near + 4))
+    for word in words:
+        plain = outcome(encoders.grouped_scale, name, binary.decode_f32(word))
+        assert outcome(fast._grouped_scale, name, word) == plain, hex(word)
+
+
 def threshold_words(table):
     """The finite words at and beside every threshold."""
     index, _ = table

@@ -92,7 +92,7 @@ def round_bf16(value: Fraction, *, negative_zero: bool = False) -> int:
 
 def round_e4m3fn(value: Fraction, *, negative_zero: bool = False) -> int:
     """Returns the E4M3FN word nearest to value, ties to even, subnormals kept; NaN past the range."""
-    magnitude = min(_round_magnitude(abs(value), 3, -6), E4M3FN_NAN)
+    magnitude = min(nearest_word(abs(value.numerator), value.denominator, 3, -6), E4M3FN_NAN)
     return _with_sign(value, magnitude, 7, negative_zero)
 
 
@@ -111,7 +111,7 @@ def _decode_ieee(word: int, exponent_bits: int, fraction_bits: int) -> Fraction 
 def _round_ieee(value: Fraction, exponent_bits: int, fraction_bits: int, negative_zero: bool) -> int:
     bias = (1 << (exponent_bits - 1)) - 1
     infinity = ((1 << exponent_bits) - 1) << fraction_bits
-    magnitude = min(_round_magnitude(abs(value), fraction_bits, 1 - bias), infinity)
+    magnitude = min(nearest_word(abs(value.numerator), value.denominator, fraction_bits, 1 - bias), infinity)
     return _with_sign(value, magnitude, exponent_bits + fraction_bits, negative_zero)
 
 
@@ -120,23 +120,39 @@ def _with_sign(value: Fraction, magnitude: int, sign_bit: int, negative_zero: bo
     return magnitude | (1 << sign_bit if negative else 0)
 
 
-def _round_magnitude(value: Fraction, fraction_bits: int, least_exponent: int) -> int:
-    """Returns the word of the value nearest to `value` >= 0 in a format without an upper end.
+def nearest_word(numerator: int, denominator: int, fraction_bits: int, least_exponent: int) -> int:
+    """Returns the word nearest to numerator / denominator >= 0, ties to even, in a format without an upper end."""
+    word, rest, step = _floor_word(numerator, denominator, fraction_bits, least_exponent)
+    return word + (2 * rest > step or (2 * rest == step and word % 2 == 1))
 
-    Consecutive words are consecutive values, so a quotient that rounds up to the next power of two carries
-    into the exponent field by itself.
+
+def least_f32_word(numerator: int, denominator: int, *, inclusive: bool) -> int:
+    """Returns the least binary32 magnitude word above numerator / denominator > 0, or at it where inclusive."""
+    word, rest, _ = _floor_word(numerator, denominator, 23, -126)
+    return word + (rest > 0 or not inclusive)
+
+
+def f32_ratio(word: int) -> tuple[int, int]:
+    """Returns (numerator, denominator) of a finite binary32 magnitude word, not reduced."""
+    exponent, fraction = word >> 23, word & 0x7FFFFF
+    significand, power = (fraction | 0x800000, exponent - 150) if exponent else (fraction, -149)
+    return significand << max(power, 0), 1 << max(-power, 0)
+
+
+def _floor_word(numerator: int, denominator: int, fraction_bits: int, least_exponent: int) -> tuple[int, int, int]:
+    """Returns (word, rest, step): numerator / denominator lies rest / step of the way from word to word + 1.
+
+    Consecutive words are consecutive values, so adding one to a word carries into the exponent field by itself;
+    the format has no upper end here.
     """
-    numerator, denominator = value.numerator, value.denominator
     if numerator == 0:
-        return 0
+        return 0, 0, 1
     exponent = numerator.bit_length() - denominator.bit_length()
     if (numerator << max(-exponent, 0)) < (denominator << max(exponent, 0)):
         exponent -= 1
-    # Now 2**exponent <= value < 2**(exponent + 1); below least_exponent the spacing no longer shrinks.
+    # Now 2**exponent <= value < 2**(exponent + 1); below least_exponent the distance no longer shrinks.
     exponent = max(exponent, least_exponent)
-    spacing = exponent - fraction_bits
-    quotient, rest = divmod(numerator << max(-spacing, 0), denominator << max(spacing, 0))
-    twice, whole = 2 * rest, denominator << max(spacing, 0)
-    if twice > whole or (twice == whole and quotient % 2 == 1):
-        quotient += 1
-    return ((exponent - least_exponent) << fraction_bits) + quotient
+    shift = fraction_bits - exponent
+    step = denominator << max(-shift, 0)
+    quotient, rest = divmod(numerator << max(shift, 0), step)
+    return ((exponent - least_exponent) << fraction_bits) + quotient, rest, step

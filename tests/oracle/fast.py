@@ -6,7 +6,7 @@ code c > 0, the least magnitude word whose code reaches c. With y the least bina
 takes to c (found by asking `encoders`), round_f32(x * inv) reaches y exactly when x * inv reaches the midpoint
 between y and the word below it, the midpoint itself counting when y is the even word of the two. So the least
 word is that midpoint divided by inv, rounded up to a binary32 word. A weight then costs one bisection among
-those words. No floating point anywhere.
+those words. The scale is computed as `encoders` does, on integers in place of `Fraction`s.
 
 `encode_matrix` gives the bytes that `plain_matrix` gives; `plain_matrix` is the reading of the specification.
 """
@@ -17,7 +17,18 @@ from fractions import Fraction
 from functools import cache, lru_cache, partial
 from struct import unpack
 
-from .binary import E4M3FN_NAN, F32_INFINITY, OracleError, decode_e4m3fn, decode_f32, round_f32
+from .binary import (
+    E4M3FN_NAN,
+    F16_INFINITY,
+    F32_INFINITY,
+    OracleError,
+    decode_e4m3fn,
+    decode_f32,
+    f32_ratio,
+    least_f32_word,
+    nearest_word,
+    round_f32,
+)
 from .casts import f16_to_f32, widen
 from .encoders import (
     F32_SIGN,
@@ -28,7 +39,6 @@ from .encoders import (
     fp8_inverse,
     fp8_scale,
     grouped_inverse,
-    grouped_scale,
     integral_code,
 )
 from .layouts import align_up, groups_per_row, pack_row_scale, pack_row_split, payload_bytes, planes
@@ -148,14 +158,19 @@ def _grouped_row(name: str, unsigned: Sequence[int], signed: Sequence[int]) -> t
 def _grouped_scale(name: str, amax: int) -> int:
     if amax >= F32_INFINITY:
         raise OracleError("nonfinite")
-    return grouped_scale(name, decode_f32(amax))
+    numerator, denominator = f32_ratio(amax)
+    raw_scale = nearest_word(numerator, denominator * GROUPED[name].qmax, 23, -126)
+    scale = nearest_word(*f32_ratio(raw_scale), 10, -14)
+    if scale >= F16_INFINITY:
+        raise OracleError("scale overflow")
+    return max(scale, 1 if amax else 0)
 
 
 @cache
 def _grouped_table(name: str, scale: int) -> Table:
     inverse = grouped_inverse(scale)
     qmin, qmax, bits = GROUPED[name].qmin, GROUPED[name].qmax, GROUPED[name].bits
-    words = [_least_factor(midpoint, included, inverse) for midpoint, included in _grouped_midpoints(name)]
+    words = _least_words(_grouped_midpoints(name), inverse)
     return _table(words[:qmax], words, [*range(qmax + 1), *(-c % (1 << bits) for c in range(-qmin + 1))])
 
 
@@ -179,12 +194,14 @@ def _midpoint(code: Callable[[Fraction], int], c: int, estimate: Fraction) -> tu
     return (decode_f32(low) + decode_f32(high)) / 2, high % 2 == 0
 
 
-def _least_factor(midpoint: Fraction, included: bool, inverse: Fraction) -> int:
-    """Returns the least binary32 word x with x * inverse > midpoint, or >= midpoint where included."""
-    quotient = midpoint / inverse
-    word = round_f32(quotient)
-    nearest = decode_f32(word)
-    return word if nearest > quotient or (nearest == quotient and included) else word + 1
+def _least_words(midpoints: list[tuple[Fraction, bool]], inverse: Fraction) -> list[int]:
+    """Returns for each midpoint the least binary32 word x with x * inverse past it, or at it where included."""
+    return [
+        least_f32_word(
+            midpoint.numerator * inverse.denominator, midpoint.denominator * inverse.numerator, inclusive=included
+        )
+        for midpoint, included in midpoints
+    ]
 
 
 def _table(positive: list[int], negative: list[int], codes: Sequence[int]) -> Table:
@@ -244,7 +261,7 @@ def _fp8_row(unsigned: Sequence[int], signed: Sequence[int]) -> tuple[int, bytes
 @cache
 def _fp8_table(scale: int) -> Table:
     inverse = fp8_inverse(scale)
-    words = [_least_factor(midpoint, included, inverse) for midpoint, included in _fp8_midpoints()]
+    words = _least_words(_fp8_midpoints(), inverse)
     return _table(words, words, [*range(E4M3FN_NAN), *range(0x80, 0x80 + E4M3FN_NAN)])
 
 

@@ -1,0 +1,226 @@
+"""The arrows between modules: who may import whom, and what stays out of a bare command line."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ninfer_convert"
+ORACLE = ROOT / "tests" / "oracle"
+
+# Each module imports only from rows above its own; a row need not have been written yet.
+ROWS = [
+    "__init__",
+    "errors",
+    "strict_json",
+    "formats",
+    "layout",
+    "rules",
+    "allowance",
+    "expression",
+    "recipe",
+    "yaml_nodes",
+    "recipe_scalars",
+    "recipe_scope",
+    "recipe_files",
+    "recipe_sections",
+    "recipe_blocks",
+    "recipe_expressions",
+    "recipe_objects",
+    "recipe_changes",
+    "recipe_loader",
+    "safetensors_header",
+    "source_io",
+    "source_names",
+    "source_quantization",
+    "source_files",
+    "hub",
+    "source",
+    "value",
+    "requirements",
+    "transform",
+    "directory",
+    "container",
+    "plan",
+    "kernel_cache",
+    "kernels",
+    "row_error",
+    "encode",
+    "pack",
+    "writer",
+    "journal",
+    "provenance",
+    "block",
+    "block_maker",
+    "budget",
+    "convert",
+    "reader",
+    "decode",
+    "inspection",
+    "recompute",
+    "verify",
+    "stats",
+    "stand_in_weights",
+    "stand_in_resources",
+    "stand_in",
+    "demo",
+    "cli",
+    "__main__",
+]
+READ_SIDE = {"rules", "reader", "decode", "inspection", "recompute", "verify", "stats"}
+WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "writer", "journal", "block_maker", "convert"}
+ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "click": {"cli"}, "tqdm": {"cli"}}
+
+
+def imported_names(source: str) -> Iterator[str]:
+    """Yields the dotted name of everything a module imports, function bodies included.
+
+    `from a import b` gives `a.b`, which is a module or an attribute of a; relative imports begin with a dot.
+    """
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = "." * node.level + (node.module or "")
+            yield from (f"{origin}.{alias.name}" for alias in node.names)
+
+
+def own_modules(source: str) -> set[str]:
+    """Returns the rows of the package that a module imports."""
+    found = set()
+    for name in imported_names(source):
+        head, _, rest = name.partition(".")
+        if head == "ninfer_convert":
+            part = rest.partition(".")[0]
+            found.add(part if part in ROWS else "__init__" if name.count(".") < 2 else part)
+        elif name.startswith("."):
+            found.add("a relative import")
+    return found
+
+
+def module_sources() -> dict[str, list[str]]:
+    """Returns the source texts of every row; the command line is one row of several files."""
+    rows: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        row = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+        rows.setdefault(row, []).append(path.read_text(encoding="utf-8"))
+    return rows
+
+
+def row_imports() -> dict[str, set[str]]:
+    return {row: set().union(*map(own_modules, sources)) for row, sources in module_sources().items()}
+
+
+def upward_arrows(imports: dict[str, set[str]]) -> list[str]:
+    wrong = []
+    for row, targets in imports.items():
+        for target in sorted(targets - ({row} if row == "cli" else set())):
+            if target not in ROWS or row not in ROWS or ROWS.index(target) >= ROWS.index(row):
+                wrong.append(f"{row} imports {target}")
+    return wrong
+
+
+def reached(imports: dict[str, set[str]], row: str) -> set[str]:
+    """Returns every row that importing this one loads, itself included."""
+    found: set[str] = set()
+    pending = [row]
+    while pending:
+        current = pending.pop()
+        if current not in found:
+            found.add(current)
+            pending += imports.get(current, ())
+    return found
+
+
+def foreign_arrows(sources: dict[str, list[str]], library: str, allowed: set[str]) -> list[str]:
+    return [
+        f"{row} imports {library}"
+        for row, texts in sources.items()
+        if row not in allowed and any(name.split(".")[0] == library for text in texts for name in imported_names(text))
+    ]
+
+
+def test_every_module_has_a_row():
+    assert sorted(set(module_sources()) - set(ROWS)) == []
+
+
+def test_modules_import_only_from_rows_above_their_own():
+    assert upward_arrows(row_imports()) == []
+
+
+def test_read_side_never_reaches_the_write_side():
+    imports = row_imports()
+    meetings = {row: sorted(reached(imports, row) & WRITE_SIDE) for row in READ_SIDE & set(imports)}
+    assert {row: found for row, found in meetings.items() if found} == {}
+
+
+@pytest.mark.parametrize("library", sorted(ONLY_IN))
+def test_library_is_imported_only_by_its_row(library):
+    assert foreign_arrows(module_sources(), library, ONLY_IN[library]) == []
+
+
+def test_only_the_kernels_know_how_they_are_kept():
+    assert [row for row, targets in row_imports().items() if "kernel_cache" in targets] in ([], ["kernels"])
+
+
+def test_oracle_imports_only_the_standard_library_and_itself():
+    own = {path.stem for path in ORACLE.glob("*.py")}
+    wrong = []
+    for path in sorted(ORACLE.rglob("*.py")):
+        for name in imported_names(path.read_text(encoding="utf-8")):
+            if name.startswith("."):
+                known = not name.startswith("..") and name.split(".")[1] in own
+            else:
+                known = name.split(".")[0] in sys.stdlib_module_names
+            if not known:
+                wrong.append(f"{path.name} imports {name}")
+    assert wrong == []
+
+
+def test_command_line_starts_without_the_heavy_libraries():
+    heavy = ["numba", "numpy", "huggingface_hub"]
+    script = f"import sys, ninfer_convert.cli; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "[]\n", "")
+
+
+# The checks above must be able to fail.
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ninfer_convert.plan import Plan",
+        "from ninfer_convert import plan",
+        "import ninfer_convert.plan",
+        "def late():\n    from ninfer_convert.plan import Plan",
+        "if TYPE_CHECKING:\n    import ninfer_convert.plan as p",
+    ],
+)
+def test_every_spelling_of_an_import_is_seen(source):
+    assert own_modules(source) == {"plan"}
+    assert upward_arrows({"layout": own_modules(source)}) == ["layout imports plan"]
+    assert upward_arrows({"convert": own_modules(source)}) == []
+
+
+def test_unlisted_and_relative_targets_are_wrong_arrows():
+    imports = {"convert": own_modules("from ninfer_convert.utils import x\nfrom . import plan")}
+    assert upward_arrows(imports) == ["convert imports a relative import", "convert imports utils"]
+
+
+def test_the_version_may_be_imported_anywhere():
+    assert own_modules("from ninfer_convert import __version__") == {"__init__"}
+
+
+def test_indirect_imports_are_followed():
+    assert "kernels" in reached({"verify": {"plan"}, "plan": {"encode"}, "encode": {"kernels"}}, "verify")
+
+
+def test_foreign_imports_are_seen():
+    sources = {"plan": ["import numba.core"], "cli": ["import click"]}
+    assert foreign_arrows(sources, "numba", {"kernels"}) == ["plan imports numba"]
+    assert foreign_arrows(sources, "click", {"cli"}) == []
