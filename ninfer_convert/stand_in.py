@@ -68,18 +68,19 @@ def write_stand_in(model: str, directory: Path, scale: Scale = FULL, seed: int =
 
     Args:
         model: a key of `MODELS`.
-        directory: made if missing; gets `base/`, `quantized/` and the ranking file. Files there are replaced.
+        directory: made if missing; gets `base/`, `quantized/` and the ranking file.
         scale: `FULL` writes headers and a few lines of each tensor, the rest is holes that read as zero.
         seed: chooses the words; equal arguments give equal bytes.
 
     Raises:
         KeyError: no such model.
+        FileExistsError: the directory holds a stand-in already; shards of two sizes must not mix.
         OSError: a file cannot be written.
     """
     spec = MODELS[model]
     made = StandIn(directory / "base", directory / "quantized", directory / RANKING_FILE)
-    made.base.mkdir(parents=True, exist_ok=True)
-    made.quantized.mkdir(exist_ok=True)
+    made.base.mkdir(parents=True)
+    made.quantized.mkdir()
     full = scale is FULL
 
     config = model_config(scale)
@@ -104,6 +105,7 @@ def write_demo_checkpoint(directory: Path) -> StandIn:
     """Writes the pair of four-layer checkpoints that the recipe `demo` converts, about 5 MB in all.
 
     Raises:
+        FileExistsError: the directory holds a stand-in already.
         OSError: a file cannot be written.
     """
     return write_stand_in("qwen3.8-27b", directory, DEMO)

@@ -7,6 +7,7 @@ structure with small numbers, every value present, and the shipped recipes rewri
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from ninfer_convert.stand_in import MODELS, miniature_recipe, write_stand_in
@@ -32,7 +33,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal bytes (default 0)")
     arguments = parser.parse_args()
     scale = MINIATURE if arguments.miniature else FULL
-    made = write_stand_in(arguments.model, arguments.directory, scale, arguments.seed)
+    try:
+        made = write_stand_in(arguments.model, arguments.directory, scale, arguments.seed)
+    except OSError as error:
+        sys.exit(f"error: {error}")
     if arguments.miniature:
         write_miniature_recipes(arguments.directory / "recipes")
     for path in (made.base, made.quantized, made.ranking):

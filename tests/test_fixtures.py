@@ -10,8 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ninfer_convert.decode import decode_rows, swizzle_scales
+from ninfer_convert.convert import convert
+from ninfer_convert.decode import decode_rows, read_values, swizzle_scales
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4
+from ninfer_convert.plan import make_plan
+from ninfer_convert.reader import Artifact
+from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.source import open_checkpoint
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures" / "compressed_tensors"
 WORD = {"BF16": "<u2", "U8": "u1", "F8_E4M3": "u1", "F32": "<u4"}
@@ -117,3 +122,34 @@ def test_fixture_holds_zero_groups_and_every_code(words: dict[str, Array]) -> No
     assert set((packed & 15).tolist()) | set((packed >> 4).tolist()) == set(range(16))
     assert not np.any(words["mlp.gate_proj.weight_packed"][2, :8] & 0x77)
     assert not np.any(words["self_attn.o_proj.weight"][5] & 0x7F)
+
+
+RECIPE = """\
+schema: 1
+id: fixture
+artifact: {model_id: fixture, weights_id: mixed}
+evidence: none
+sources: {quantized: {config: {quantization_config: {quant_method: compressed-tensors}}}}
+objects:
+  - {name: gate_up, shape: [128, 64], format: NVFP4, words: {concat: [mlp.gate_proj, mlp.up_proj]}}
+  - {name: down, shape: [128, 64], format: NVFP4, words: mlp.down_proj}
+  - {name: output, shape: [40, 96], format: FP8_E4M3FN_ROW_BF16S, words: self_attn.o_proj}
+  - {name: divisor, shape: [1], format: FP32, value: {same: [mlp.gate_proj.input_global_scale,
+     mlp.up_proj.input_global_scale]}}
+ignore: [mlp.down_proj.input_global_scale]
+"""
+
+
+def test_fixture_converts_to_an_artifact_that_decodes_the_same(tmp_path: Path, words: dict[str, Array]) -> None:
+    (tmp_path / "recipe.yaml").write_text(RECIPE, encoding="utf-8")
+    recipe = load_recipe(str(tmp_path / "recipe.yaml"))
+    checkpoint = open_checkpoint(FIXTURES, name="quantized")
+    convert(make_plan(recipe, {"quantized": checkpoint}), tmp_path / "out.ninfer", threads=1)
+    checkpoint.close()
+    with Artifact.open(tmp_path / "out.ninfer") as artifact:
+        found = {name: read_values(artifact, name, 0, rows) for name, rows in (("gate_up", 128), ("down", 128))}
+        assert np.array_equal(found["gate_up"], nvfp4_values(words, ("mlp.gate_proj", "mlp.up_proj")))
+        assert np.array_equal(found["down"], nvfp4_values(words, ("mlp.down_proj",)))
+        assert np.array_equal(read_values(artifact, "output", 0, 40), fp8_values(words, "self_attn.o_proj"))
+        divisor = words["mlp.gate_proj.input_global_scale"].view("<f4")
+        assert np.array_equal(read_values(artifact, "divisor", 0, 1).reshape(-1), divisor)

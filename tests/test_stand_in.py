@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from ninfer_convert.formats import FORMATS
+from ninfer_convert.plan import Plan, PlannedTensor, make_plan
+from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.source import open_checkpoint
 from ninfer_convert.stand_in import MODELS, StandIn, miniature_recipe, write_demo_checkpoint, write_stand_in
 from ninfer_convert.stand_in_resources import TOKENS, model_config, ranking, resources
 from ninfer_convert.stand_in_weights import (
@@ -286,6 +292,14 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_changes_every_tensor(
         assert not [name for name in before if before[name].size > 1 and np.array_equal(before[name], after[name])]
 
 
+def test_a_directory_with_a_stand_in_is_refused(tmp_path: Path) -> None:
+    write_demo_checkpoint(tmp_path)
+    before = digests(tmp_path)
+    with pytest.raises(FileExistsError, match="base"):
+        write_stand_in("qwen3.6-27b", tmp_path, FULL)
+    assert digests(tmp_path) == before
+
+
 def test_no_two_tensors_of_a_checkpoint_are_equal(miniature: tuple[str, StandIn]) -> None:
     contents = [array.tobytes() for array in all_words(miniature[1].base).values() if array.size > 4]
     assert len(contents) == len(set(contents))
@@ -506,3 +520,55 @@ def test_miniature_config_agrees_with_the_miniature_recipe_numbers() -> None:
     assert config["vision_config"]["depth"] == 2
     assert config["image_token_id"] == 579
     assert config["language_model_only"] is False
+
+
+def test_script_writes_both_sizes_and_the_recipes_of_the_small_one(tmp_path: Path) -> None:
+    script = RECIPES.parent / "scripts" / "make_checkpoint.py"
+    for arguments in ([tmp_path / "full"], [tmp_path / "small", "--miniature", "--seed", "3"]):
+        done = subprocess.run(
+            [sys.executable, script, "qwen3.8-27b", *arguments], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == [str(arguments[0] / name) for name in ("base", "quantized", "ranking.i64")]
+    assert not (tmp_path / "full" / "recipes").exists()
+    made = {path.name: path for path in (tmp_path / "small" / "recipes" / "qwen3.8-27b").iterdir()}
+    assert set(made) == {path.name for path in (RECIPES / "qwen3.8-27b").iterdir()}
+    again = subprocess.run(
+        [sys.executable, script, "qwen3.8-27b", tmp_path / "full"], capture_output=True, text=True, check=False
+    )
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr.startswith("error: ")
+    assert "Traceback" not in again.stderr
+
+
+def planned(recipe_path: Path, made: StandIn, unpinned: bool) -> Plan:
+    recipe = load_recipe(recipe_path)
+    places = {"base": made.base, "quantized": made.quantized}
+    sources = {name: open_checkpoint(places[name], name=name) for name in recipe.sources}
+    try:
+        return make_plan(recipe, sources, {"ranking": made.ranking}, unpinned=unpinned)
+    finally:
+        for source in sources.values():
+            source.close()
+
+
+@pytest.mark.parametrize("weights", ["groupwise-int", "nvfp4"])
+def test_miniature_recipes_plan_over_the_miniature(
+    miniature: tuple[str, StandIn], weights: str, tmp_path: Path
+) -> None:
+    for shipped in RECIPES.glob("qwen*/*.yaml"):
+        path = tmp_path / shipped.relative_to(RECIPES)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(miniature_recipe(shipped.read_text(encoding="utf-8")), encoding="utf-8")
+    plan = planned(tmp_path / miniature[0] / f"{weights}.yaml", miniature[1], unpinned=True)
+    assert {item.name.split("/")[0] for item in plan.objects} == {"frontend", "text", "mtp", "vision"}
+
+
+def test_published_totals_over_the_full_shape(tmp_path: Path) -> None:
+    made = write_stand_in("qwen3.6-27b", tmp_path)
+    plan = planned(RECIPES / "qwen3.6-27b" / "groupwise-int.yaml", made, unpinned=True)
+    assert (plan.file_bytes, plan.payload_bytes) == (17_495_365_888, 17_495_189_760)
+
+
+def test_demo_recipe_needs_no_waiver_and_uses_all_nine_formats(tmp_path: Path) -> None:
+    plan = planned(RECIPES / "demo.yaml", write_demo_checkpoint(tmp_path), unpinned=False)
+    assert {item.numeric.name for item in plan.objects if isinstance(item, PlannedTensor)} == set(FORMATS)
