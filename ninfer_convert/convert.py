@@ -13,9 +13,10 @@ import hashlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +24,16 @@ import numpy.typing as npt
 from ninfer_convert.allowance import available_memory
 from ninfer_convert.block import BLOCK_BYTES, Block, block_spans, blocks
 from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.errors import EncodeError, printable
+from ninfer_convert.errors import EncodeError, PlanError, printable
+from ninfer_convert.journal import Journal, differences, journal_path, read_journal
 from ninfer_convert.plan import Plan, PlannedResource
-from ninfer_convert.provenance import Outcome
+from ninfer_convert.provenance import Outcome, plan_identity
 from ninfer_convert.value import WORD_BYTES, Span, Value, elements
 from ninfer_convert.writer import PartFile
 
 HASH_BYTES = 1 << 20
 FLUSH_BYTES = 128 << 20
+FLUSH_SECONDS = 5.0
 POLL_SECONDS = 0.05
 PREFETCH_BLOCKS = 4
 
@@ -59,6 +62,8 @@ class _Shared:
     digests: dict[int, str] = field(default_factory=dict)
     ahead: deque[_Task] = field(default_factory=deque)
     hashing: int = 0
+    recorded: set[int] = field(default_factory=set)
+    """Objects the journal holds."""
     chased: int = 0
     """File bytes the whole-file digest has taken in."""
     written: int = 0
@@ -74,8 +79,10 @@ def convert(
     *,
     threads: int,
     block_bytes: int = BLOCK_BYTES,
+    resume: bool = True,
+    overwrite: bool = False,
     progress: Progress | None = None,
-    publish: Callable[[PartFile, Outcome], None] | None = None,
+    before_publish: Callable[[Outcome], None] | None = None,
 ) -> Outcome:
     """Writes the artifact of a plan and returns what came out; the output appears only when complete.
 
@@ -84,28 +91,60 @@ def convert(
         output: the artifact's path; already checked by `writer.require_output`.
         threads: worker threads, at least 1.
         block_bytes: about how many source bytes one block holds.
+        resume: go on from what an interrupted run of the same conversion left; else start over.
+        overwrite: replace an existing output.
         progress: reports bytes written.
-        publish: called with the complete, unnamed part file, to do more than give it its name.
+        before_publish: called when all bytes are on the disk, before the file gets its name.
 
     Raises:
         EncodeError, SourceError: a value or word is not legal, a source changed; nothing is left behind.
         OutputError: writing failed; nothing is left behind.
-        KeyboardInterrupt: passed on after every worker has stopped; nothing is left behind.
+        PlanError: what an interrupted run left belongs to another conversion; names what differs.
+        KeyboardInterrupt: passed on after every worker has stopped; part file and journal are kept.
     """
     started = time.monotonic()
+    identity = plan_identity(plan)
     with PartFile(output, plan.file_bytes) as part:
-        part.write(0, plan.head)
-        run = _Run(plan, part, threads, block_bytes)
-        shared = run.execute(progress)
-        for checkpoint in plan.sources.values():
-            checkpoint.verify_unchanged()
-        digests = tuple(shared.digests[index] for index in range(len(plan.objects)))
-        outcome = Outcome(digests, run.file_digest.hexdigest(), time.monotonic() - started)
-        if publish:
-            publish(part, outcome)
-        else:
-            part.publish()
+        path = journal_path(part.path)
+        claims = _claims(part, path, identity, len(plan.objects)) if resume else None
+        part.begin(keep_content=claims is not None)
+        with Journal(path, identity, keep_entries=claims is not None) as journal:
+            run = _Run(plan, part, threads, block_bytes, journal)
+            try:
+                part.write(0, plan.head)
+                run.check_claims(claims or {})
+                run.execute(progress)
+                for checkpoint in plan.sources.values():
+                    checkpoint.verify_unchanged()
+                outcome = run.outcome(started)
+                part.sync()
+                if before_publish:
+                    before_publish(outcome)
+            except KeyboardInterrupt:
+                run.record_done()
+                part.keep()
+                raise
+            except BaseException:
+                journal.discard()
+                raise
+            # A part file without a journal starts over, so a death between these two lines leaves no lie.
+            journal.discard()
+            part.publish(overwrite=overwrite)
     return outcome
+
+
+def _claims(part: PartFile, path: Path, identity: Mapping[str, Any], objects: int) -> dict[int, str] | None:
+    """Returns what an interrupted run of the same conversion claims to have done, or None to start over."""
+    found = read_journal(path, objects) if part.is_full_size() else None
+    if found is None:
+        return None
+    if changed := differences(found[0], identity):
+        part.keep()
+        raise PlanError(
+            f"{printable(str(part.path))} was left by an interrupted conversion that differs in "
+            f"{', '.join(changed)}; --resume never starts over"
+        )
+    return found[1]
 
 
 def scan(
@@ -116,12 +155,15 @@ def scan(
     progress: Progress | None = None,
 ) -> None:
     """Makes every block and writes nothing: `plan --deep`. Raises like `convert`."""
-    _Run(plan, None, threads, block_bytes).execute(progress)
+    _Run(plan, None, threads, block_bytes, None).execute(progress)
 
 
 class _Run:
-    def __init__(self, plan: Plan, part: PartFile | None, threads: int, block_bytes: int) -> None:
+    def __init__(
+        self, plan: Plan, part: PartFile | None, threads: int, block_bytes: int, journal: Journal | None
+    ) -> None:
         self.plan, self.part, self.threads, self.block_bytes = plan, part, threads, block_bytes
+        self.journal = journal
         self.stop = threading.Event()
         counts = [
             1 if isinstance(item, PlannedResource) else sum(1 for _ in blocks(item, block_bytes))
@@ -133,8 +175,37 @@ class _Run:
         memory = available_memory()
         self.release_behind = memory is not None and plan.source_bytes + plan.file_bytes > memory // 2
 
+    def outcome(self, started: float) -> Outcome:
+        """Returns the digests of a finished run."""
+        digests = tuple(self.shared.digests[index] for index in range(len(self.plan.objects)))
+        return Outcome(digests, self.file_digest.hexdigest(), time.monotonic() - started)
+
+    def check_claims(self, claims: Mapping[int, str]) -> None:
+        """Hashes what an earlier run claims to have written; what proves true is not made again."""
+        scratch = np.empty(HASH_BYTES, np.uint8)
+        for index, digest in claims.items():
+            if self._digest(index, scratch) == digest:
+                self.shared.digests[index] = digest
+                self.shared.pending[index] = 0
+                self.shared.recorded.add(index)
+                self.shared.written += self.plan.objects[index].nbytes
+
+    def record_done(self) -> None:
+        """Brings every finished object to the disk, then says so in the journal."""
+        part, journal, shared = self.part, self.journal, self.shared
+        if part is None or journal is None:
+            return
+        with shared.lock:
+            done = [(index, digest) for index, digest in shared.digests.items() if index not in shared.recorded]
+        part.sync()
+        if done:
+            journal.record(done)
+            shared.recorded.update(index for index, _ in done)
+
     def _tasks(self) -> Iterator[_Task]:
         for index, item in enumerate(self.plan.objects):
+            if self.shared.pending[index] == 0:
+                continue
             if isinstance(item, PlannedResource):
                 yield _Task(index, Block(0, item.nbytes))
             else:
@@ -202,6 +273,7 @@ class _Run:
         with shared.lock:
             while not self._stopped():
                 if shared.to_hash:
+                    shared.hashing += 1
                     return shared.to_hash.popleft()
                 if task := self._next_task():
                     return task
@@ -268,17 +340,20 @@ class _Run:
             yield piece
             begin += len(piece)
 
-    def _hash_object(self, index: int, scratch: npt.NDArray[np.uint8]) -> None:
-        shared, item = self.shared, self.plan.objects[index]
-        with shared.lock:
-            shared.hashing += 1
-        digest = hashlib.sha256()
+    def _digest(self, index: int, scratch: npt.NDArray[np.uint8]) -> str:
+        item, digest = self.plan.objects[index], hashlib.sha256()
         begin = self.plan.payload_offset + item.offset
         for piece in self._read_back(begin, begin + item.nbytes, scratch):
             digest.update(piece)
+        return digest.hexdigest()
+
+    def _hash_object(self, index: int, scratch: npt.NDArray[np.uint8]) -> None:
+        digest, shared = self._digest(index, scratch), self.shared
         with shared.lock:
             shared.hashing -= 1
-            shared.digests[index] = digest.hexdigest()
+            # A digest taken while the run stopped is one of a part of the object.
+            if not self._stopped():
+                shared.digests[index] = digest
             shared.lock.notify_all()
 
     def _chase(self) -> None:
@@ -295,15 +370,17 @@ class _Run:
 
     def _flush(self) -> None:
         """Keeps the disk writing while the workers encode, so that the last sync has little left to do."""
-        part, synced, shared = self.part, 0, self.shared
+        part, shared = self.part, self.shared
+        synced, last = shared.written, time.monotonic()
         while part is not None and not self._stopped():
             with shared.lock:
                 if shared.running == 0:
                     return
-                if shared.written - synced < FLUSH_BYTES:
+                if shared.written - synced < FLUSH_BYTES and time.monotonic() - last < FLUSH_SECONDS:
                     shared.lock.wait(POLL_SECONDS)
                     continue
                 synced, chased = shared.written, shared.chased
-            part.sync()
+            self.record_done()
+            last = time.monotonic()
             if self.release_behind:
                 part.release(0, chased)

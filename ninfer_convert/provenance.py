@@ -8,11 +8,13 @@ Source: container.md, "The conversion report"; cli.md, "JSON".
 from __future__ import annotations
 
 import datetime
+import hashlib
 import importlib.metadata
 import platform
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ninfer_convert import __version__
@@ -68,6 +70,32 @@ def totals(plan: Plan) -> dict[str, Any]:
         "formats": {name: count for name in FORMATS if (count := sum(t.numeric.name == name for t in tensors))},
         "source_bytes": plan.source_bytes,
     }
+
+
+def plan_identity(plan: Plan) -> dict[str, Any]:
+    """Returns what must be equal for a half-written artifact to be completed by another run."""
+    resources = hashlib.sha256()
+    for item in plan.objects:
+        if isinstance(item, PlannedResource):
+            resources.update(hashlib.sha256(item.content).digest())
+    return {
+        "recipe": plan.recipe.sha256,
+        "converter": __version__,
+        "kernels": kernel_digest(),
+        "sources": {
+            name: [[file.name, file.size, file.mtime_ns, file.header_sha256] for file in checkpoint.files.values()]
+            for name, checkpoint in plan.sources.items()
+        },
+        "prefixes": {name: dict(checkpoint.applied_prefixes) for name, checkpoint in plan.sources.items()},
+        "inputs": dict(plan.input_digests),
+        "resources": resources.hexdigest(),
+        "directory": hashlib.sha256(plan.head).hexdigest(),
+    }
+
+
+def kernel_digest() -> str:
+    """Returns the SHA-256 of the kernels' source: code that may make other bytes has another one."""
+    return hashlib.sha256(Path(__file__).with_name("kernels.py").read_bytes()).hexdigest()
 
 
 def object_json(item: PlannedObject) -> dict[str, Any]:

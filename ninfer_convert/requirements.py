@@ -56,7 +56,7 @@ def _numbers(format_name: str, words: npt.NDArray[np.uint8]) -> npt.NDArray[Any]
     return words.view(_DTYPES[format_name])
 
 
-def _offends(requirement: Requirement, numbers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _offends(requirement: Requirement, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     match requirement.rule:
         case "finite":
             return ~np.isfinite(numbers)
@@ -69,4 +69,4 @@ def _offends(requirement: Requirement, numbers: npt.NDArray[Any]) -> npt.NDArray
         case _:
             first = np.zeros(len(numbers), bool)
             first[np.unique(numbers, return_index=True)[1]] = True
-            return ~first
+            return np.logical_not(first)

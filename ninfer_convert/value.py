@@ -225,8 +225,8 @@ class Joined:
 
     def spans(self, begin: int, end: int) -> Iterator[Span]:
         if self.outer == 1:
-            for part, first, last in self._runs(begin, end):
-                yield from self.parts[part].spans(first, last)
+            for index, first, last in self._runs(begin, end):
+                yield from self.parts[index].spans(first, last)
         else:
             rows = begin // self.total, -(-end // self.total)
             for part, width in zip(self.parts, self.widths, strict=True):

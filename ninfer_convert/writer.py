@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import json
 import os
 import stat
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,8 @@ from typing import Any
 from ninfer_convert.errors import OutputError, UsageError, printable
 
 PART_SUFFIX = ".part"
+JOURNAL_SUFFIX = ".journal"
+MAX_LINE_BYTES = 1 << 20
 MAX_CALL_BYTES = 1 << 30
 """One write call moves at most 0x7ffff000 bytes on Linux; shorter ones are looped anyway."""
 
@@ -63,24 +66,19 @@ def require_output(output: Path, *, overwrite: bool, protected: Iterable[Path]) 
 class PartFile:
     """An artifact in the making: `<output>.part`, locked while this process lives.
 
-    Use as a context manager: leaving it without `publish` removes the file.
+    Use as a context manager: leaving it without `publish` or `keep` removes the file.
     """
 
     def __init__(self, output: Path, nbytes: int) -> None:
-        """Creates, locks and preallocates the part file.
+        """Opens or creates the part file and locks it; `begin` must follow.
 
         Raises:
-            OutputError: another process holds it, space is short, or the directory cannot be written.
+            OutputError: another process holds it, or the directory cannot be written.
         """
         self.output = output
         self.path = output.with_name(output.name + PART_SUFFIX)
         self.nbytes = nbytes
         self._fd = self._open_locked()
-        try:
-            self._reserve()
-        except BaseException:
-            self.discard()
-            raise
 
     def __enter__(self) -> PartFile:
         return self
@@ -88,6 +86,23 @@ class PartFile:
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
             self.discard()
+
+    def is_full_size(self) -> bool:
+        """Tells whether an earlier run left a file of exactly the size this run will write."""
+        return os.fstat(self._fd).st_size == self.nbytes
+
+    def begin(self, *, keep_content: bool = False) -> PartFile:
+        """Gives the file its size, and reserves the space where the file system can.
+
+        Raises:
+            OutputError: the space is not there; the file is removed.
+        """
+        try:
+            self._reserve(keep_content)
+        except BaseException:
+            self.discard()
+            raise
+        return self
 
     def _open_locked(self) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -101,7 +116,7 @@ class PartFile:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     raise OutputError(
-                        f"{printable(str(self.output))} is being written by another process, which holds "
+                        f"{printable(str(self.output))} is being written by {self._holder()}, which holds "
                         f"{printable(str(self.path))}"
                     ) from error
                 # The previous holder may have renamed or removed the file between our open and our lock.
@@ -120,12 +135,22 @@ class PartFile:
             return False
         return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
 
-    def _reserve(self) -> None:
+    def _holder(self) -> str:
+        """Returns who holds the lock, as far as the journal beside the part file tells."""
+        try:
+            with open(self.path.with_name(self.path.name + JOURNAL_SUFFIX), "rb") as file:
+                writer = json.loads(file.readline(MAX_LINE_BYTES))["writer"]
+            return f"process {int(writer['pid'])} on {printable(str(writer['host']))}"
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return "another process"
+
+    def _reserve(self, keep_content: bool) -> None:
         with self._failing("reserve"):
-            os.ftruncate(self._fd, 0)
+            if not keep_content:
+                os.ftruncate(self._fd, 0)
             usage = os.fstatvfs(self._fd)
             free = usage.f_bavail * usage.f_frsize
-            if free < self.nbytes:
+            if free + os.fstat(self._fd).st_blocks * 512 < self.nbytes:
                 raise OutputError(
                     f"{printable(str(self.output))} needs {self.nbytes} bytes; "
                     f"{printable(str(self.output.parent))} has {free} free"
@@ -174,14 +199,39 @@ class PartFile:
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
 
-    def publish(self) -> None:
-        """Syncs the complete file, gives it its name and syncs the directory."""
+    def publish(self, *, overwrite: bool = False) -> None:
+        """Syncs the complete file, gives it its name and syncs the directory.
+
+        Raises:
+            OutputError: a call failed, or without `overwrite` another process has made the output meanwhile.
+        """
         with self._failing("publish"):
             os.fsync(self._fd)
-            os.replace(self.path, self.output)
+            if overwrite:
+                os.replace(self.path, self.output)
+            else:
+                self._rename_to_new_name()
             fd, self._fd = self._fd, -1
             os.close(fd)
             sync_directory(self.output.parent)
+
+    def _rename_to_new_name(self) -> None:
+        try:
+            os.link(self.path, self.output)
+        except FileExistsError as error:
+            name = printable(str(self.output))
+            raise OutputError(f"{name} was made by another process meanwhile; it was left as it is") from error
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            os.rename(self.path, self.output)
+        else:
+            os.unlink(self.path)
+
+    def keep(self) -> None:
+        """Leaves the file for a later run to resume and gives up the lock."""
+        fd, self._fd = self._fd, -1
+        os.close(fd)
 
     def discard(self) -> None:
         """Removes the part file and gives up the lock."""
@@ -202,19 +252,22 @@ def sync_directory(directory: Path) -> None:
         os.close(fd)
 
 
-@contextlib.contextmanager
-def staged_file(path: Path, content: bytes) -> Iterator[Path]:
-    """Writes a small file beside its destination, synced; yields the temporary, removed if still there after."""
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a small file whole: under a temporary name beside its own, synced, renamed.
+
+    Raises:
+        OutputError: a call failed; the temporary is removed, what was at `path` is unchanged.
+    """
     staged = path.with_name(path.name + PART_SUFFIX)
     try:
-        try:
-            with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666), "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            name = printable(str(path))
-            raise OutputError(f"cannot write {name} ({len(content)} bytes): {error.strerror}") from error
-        yield staged
-    finally:
-        staged.unlink(missing_ok=True)
+        with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+        sync_directory(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            staged.unlink()
+        name = printable(str(path))
+        raise OutputError(f"cannot write {name} ({len(content)} bytes): {error.strerror}") from error

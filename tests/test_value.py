@@ -30,7 +30,7 @@ from ninfer_convert.expression import (
 from ninfer_convert.source import Checkpoint, open_checkpoint
 from ninfer_convert.transform import Binder
 from ninfer_convert.value import WORD_BYTES, cast_words, elements, load, source_tensors
-from tests.checkpoints import write_safetensors
+from checkpoints import write_safetensors
 
 MARK = Mark("test.yaml", 1, 1)
 RNG = np.random.default_rng(7)

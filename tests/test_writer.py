@@ -13,7 +13,11 @@ import pytest
 
 from ninfer_convert import writer
 from ninfer_convert.errors import OutputError, UsageError
-from ninfer_convert.writer import PartFile, require_output, staged_file
+from ninfer_convert.writer import PartFile, require_output
+
+
+def part_file(output: Path, nbytes: int) -> PartFile:
+    return PartFile(output, nbytes).begin()
 
 
 def names(directory: Path) -> list[str]:
@@ -22,7 +26,7 @@ def names(directory: Path) -> list[str]:
 
 def test_the_name_appears_with_publish_and_holds_what_was_written_in_any_order(tmp_path: Path) -> None:
     output = tmp_path / "out.ninfer"
-    with PartFile(output, 10) as part:
+    with part_file(output, 10) as part:
         part.write(6, b"ghij")
         part.write(0, bytearray(b"abc"))
         assert names(tmp_path) == ["out.ninfer.part"]
@@ -36,21 +40,21 @@ def test_the_name_appears_with_publish_and_holds_what_was_written_in_any_order(t
 
 
 def test_leaving_without_publish_removes_the_part_file(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="stop"), PartFile(tmp_path / "out", 10):
+    with pytest.raises(RuntimeError, match="stop"), part_file(tmp_path / "out", 10):
         raise RuntimeError("stop")
     assert names(tmp_path) == []
 
 
 def test_a_part_file_left_by_a_dead_process_does_not_block(tmp_path: Path) -> None:
     (tmp_path / "out.part").write_bytes(b"x" * 100)
-    with PartFile(tmp_path / "out", 10) as part:
+    with part_file(tmp_path / "out", 10) as part:
         part.publish()
     assert (tmp_path / "out").read_bytes() == bytes(10)
 
 
 def test_a_second_process_is_told_who_holds_the_output_and_harms_nothing(tmp_path: Path) -> None:
     code = "import sys, pathlib; from ninfer_convert.writer import PartFile; PartFile(pathlib.Path(sys.argv[1]), 10)"
-    with PartFile(tmp_path / "out", 10) as part:
+    with part_file(tmp_path / "out", 10) as part:
         part.write(0, b"0123456789")
         second = subprocess.run(
             [sys.executable, "-c", code, str(tmp_path / "out")], capture_output=True, text=True, check=False
@@ -66,7 +70,7 @@ def test_short_writes_and_reads_are_looped(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:7], offset))
     monkeypatch.setattr(os, "preadv", lambda fd, buffers, offset: preadv(fd, [buffers[0][:5]], offset))
     content = os.urandom(100)
-    with PartFile(tmp_path / "out", 100) as part:
+    with part_file(tmp_path / "out", 100) as part:
         part.write(0, content)
         back = bytearray(100)
         part.read_into(0, back)
@@ -75,12 +79,12 @@ def test_short_writes_and_reads_are_looped(tmp_path: Path, monkeypatch: pytest.M
 
 def test_too_little_space_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"out needs \d+ bytes; .* has \d+ free"):
-        PartFile(tmp_path / "out", 2**60)
+        part_file(tmp_path / "out", 2**60)
     assert names(tmp_path) == []
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG])
-@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "fsync", "posix_fallocate", "replace"])
+@pytest.mark.parametrize("call", ["pwrite", "fdatasync", "fsync", "posix_fallocate", "link"])
 def test_every_failing_call_names_the_path_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, call: str
 ) -> None:
@@ -88,8 +92,8 @@ def test_every_failing_call_names_the_path_and_leaves_nothing(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, call, fail)
-    with pytest.raises(OutputError, match=rf"out\.part \(10 bytes\): {os.strerror(code)}") as caught:  # noqa: SIM117
-        with PartFile(tmp_path / "out", 10) as part:
+    with pytest.raises(OutputError, match=rf"out\.part \(10 bytes\): {os.strerror(code)}") as caught:
+        with part_file(tmp_path / "out", 10) as part:
             part.write(0, b"x")
             part.sync()
             part.publish()
@@ -104,7 +108,7 @@ def test_a_file_system_without_preallocation_is_used_all_the_same(
         raise OSError(errno.EOPNOTSUPP, "unsupported")
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
-    with PartFile(tmp_path / "out", 10) as part:
+    with part_file(tmp_path / "out", 10) as part:
         part.write(9, b"z")
         part.publish()
     assert (tmp_path / "out").read_bytes() == bytes(9) + b"z"
@@ -114,12 +118,12 @@ def test_a_symbolic_link_in_the_place_of_the_part_file_is_not_followed(tmp_path:
     (tmp_path / "dear").write_bytes(b"dear")
     (tmp_path / "out.part").symlink_to(tmp_path / "dear")
     with pytest.raises(OutputError, match=r"cannot create .*out\.part"):
-        PartFile(tmp_path / "out", 10)
+        part_file(tmp_path / "out", 10)
     assert (tmp_path / "dear").read_bytes() == b"dear"
 
 
 def test_writers_in_many_threads_do_not_disturb_each_other(tmp_path: Path) -> None:
-    with PartFile(tmp_path / "out", 64 * 100) as part:
+    with part_file(tmp_path / "out", 64 * 100) as part:
         def work(number: int) -> None:
             for piece in range(100):
                 part.write((piece * 64 + number), bytes([number]))
@@ -164,16 +168,40 @@ def test_directories_dangling_links_devices_and_vanished_directories_are_refused
         require_output(tmp_path / "gone" / "out", overwrite=False, protected=[])
 
 
-def test_a_staged_file_is_removed_unless_it_was_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with staged_file(tmp_path / "report.json", b"{}") as staged:
-        assert staged.read_bytes() == b"{}"
-        os.replace(staged, tmp_path / "report.json")
+def test_a_small_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer.write_file(tmp_path / "report.json", b"{}")
+    assert (tmp_path / "report.json").read_bytes() == b"{}"
     assert names(tmp_path) == ["report.json"]
-    with pytest.raises(RuntimeError, match="stop"), staged_file(tmp_path / "other.json", b"{}"):
-        raise RuntimeError("stop")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left")
+
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, fail)
+            with pytest.raises(OutputError, match=r"cannot write .*report\.json \(5 bytes\): No space left"):
+                writer.write_file(tmp_path / "report.json", b"[1,2]")
     assert names(tmp_path) == ["report.json"]
-    monkeypatch.setattr(writer.os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.ENOSPC, "No space")))
-    with pytest.raises(OutputError, match=r"cannot write .*other\.json \(2 bytes\): No space"):
-        with staged_file(tmp_path / "other.json", b"{}"):
-            pass
-    assert names(tmp_path) == ["report.json"]
+    assert (tmp_path / "report.json").read_bytes() == b"{}"
+
+
+def test_publishing_never_replaces_what_another_process_made_meanwhile(tmp_path: Path) -> None:
+    with part_file(tmp_path / "out", 10) as part:
+        (tmp_path / "out").write_bytes(b"other")
+        with pytest.raises(OutputError, match="out was made by another process meanwhile; it was left as it is"):
+            part.publish()
+        part.publish(overwrite=True)
+    assert (tmp_path / "out").read_bytes() == bytes(10)
+    assert names(tmp_path) == ["out"]
+
+
+def test_a_kept_part_file_is_found_again_with_its_content(tmp_path: Path) -> None:
+    with part_file(tmp_path / "out", 10) as part:
+        part.write(3, b"abc")
+        part.keep()
+    with PartFile(tmp_path / "out", 10) as part:
+        assert part.is_full_size()
+        part.begin(keep_content=True)
+        back = bytearray(10)
+        part.read_into(0, back)
+        assert bytes(back) == b"\0\0\0abc\0\0\0\0"

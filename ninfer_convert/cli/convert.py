@@ -23,7 +23,7 @@ from ninfer_convert.cli.options import (
 from ninfer_convert.errors import UsageError
 from ninfer_convert.plan import Plan, PlannedResource
 from ninfer_convert.provenance import Outcome, plan_json, report_json
-from ninfer_convert.writer import PartFile, require_output, staged_file, sync_directory
+from ninfer_convert.writer import require_output, write_file
 
 
 @click.command()
@@ -31,7 +31,9 @@ from ninfer_convert.writer import PartFile, require_output, staged_file, sync_di
 @click.option("-o", "--output", required=True, metavar="OUT.ninfer", type=click.Path(path_type=Path))
 @threads_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing OUT when the new one is complete.")
-@click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+@click.option("--resume", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
+              help="Go on from what an interrupted run left, or start over.")
+@click.option("--report", "report_option", metavar="PATH", type=click.Path(path_type=Path),
               help="Where the conversion report goes  [default: OUT.ninfer.conversion.json]")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
@@ -46,7 +48,8 @@ def run(
     threads: int | None,
     max_memory: str | None,
     overwrite: bool,
-    report_path: Path | None,
+    resume: str,
+    report_option: Path | None,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -60,50 +63,65 @@ def run(
     ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
         --input ranking=ranking.bin -o qwen3_6_27b.ninfer
     """
-    report_path = report_path or output.with_name(output.name + ".conversion.json")
+    report_path = report_option or output.with_name(output.name + ".conversion.json")
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
     with planned(recipe_name, sources, inputs, prefixes, unpinned) as plan:
-        _require_paths(plan, output, report_path, overwrite)
+        _require_paths(plan, output, report_path, overwrite, default_report=report_option is None)
         if verbose:
             for note in plan.notes:
                 click.echo(f"note: {note}", err=True)
         if dry_run:
             _print_summary(plan)
             return
-        outcome = _convert(plan, output, report_path, workers, memory, quiet)
+        outcome = _convert(
+            plan,
+            output,
+            report_path,
+            workers=workers,
+            memory=memory,
+            resume=resume,
+            overwrite=overwrite,
+            quiet=quiet,
+        )
         if not quiet:
             click.echo(f"wrote {os.fspath(output)}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
                        f"{outcome.seconds:.1f} s", err=True)
             click.echo(f"{outcome.file_sha256}  {os.fspath(output)}")
 
 
-def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool) -> None:
+def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool, *, default_report: bool) -> None:
     if output.absolute() == report_path.absolute():
         raise UsageError(f"--report and --output are both {os.fspath(output)}; name two files")
     files = [Path(file.path) for checkpoint in plan.sources.values() for file in checkpoint.files.values()]
     protected = [*files, *plan.inputs.values()]
-    for path in (output, report_path):
-        require_output(path, overwrite=overwrite, protected=protected)
+    require_output(output, overwrite=overwrite, protected=protected)
+    # A report whose artifact is gone says nothing about anything; the next one takes its place.
+    require_output(report_path, overwrite=overwrite or default_report, protected=protected)
 
 
 def _convert(
-    plan: Plan, output: Path, report_path: Path, workers: int, memory: int, quiet: bool
+    plan: Plan, output: Path, report_path: Path, *, workers: int, memory: int, resume: str, overwrite: bool, quiet: bool
 ) -> Outcome:
     # The kernels and their compiler load here, when the plan has been accepted.
     from ninfer_convert.budget import block_bytes
     from ninfer_convert.convert import convert
 
-    def publish(part: PartFile, outcome: Outcome) -> None:
+    def write_report(outcome: Outcome) -> None:
         document = report_json(plan, outcome, threads=workers, command=sys.argv)
-        text = json.dumps(document, ensure_ascii=True, indent=1) + "\n"
-        with staged_file(report_path, text.encode()) as staged:
-            part.publish()
-            os.replace(staged, report_path)
-            sync_directory(report_path.parent)
+        write_file(report_path, (json.dumps(document, ensure_ascii=True, indent=1) + "\n").encode())
 
     size = block_bytes(plan, workers, memory)
     with progress("converting", quiet=quiet) as show:
-        return convert(plan, output, threads=workers, block_bytes=size, progress=show, publish=publish)
+        return convert(
+            plan,
+            output,
+            threads=workers,
+            block_bytes=size,
+            resume=resume == "auto",
+            overwrite=overwrite,
+            progress=show,
+            before_publish=write_report,
+        )
 
 
 @click.command()
