@@ -56,10 +56,11 @@ def _numbers(format_name: str, words: npt.NDArray[np.uint8]) -> npt.NDArray[Any]
     return words.view(_DTYPES[format_name])
 
 
-def _offends(requirement: Requirement, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _offends(requirement: Requirement, numbers: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     match requirement.rule:
         case "finite":
-            return ~np.isfinite(numbers)
+            finite: npt.NDArray[np.bool_] = np.isfinite(numbers)
+            return ~finite
         case "positive":
             return ~(numbers > 0)
         case "non-negative":
@@ -69,4 +70,4 @@ def _offends(requirement: Requirement, numbers: npt.NDArray[Any]) -> npt.NDArray
         case _:
             first = np.zeros(len(numbers), bool)
             first[np.unique(numbers, return_index=True)[1]] = True
-            return np.logical_not(first)
+            return ~first
