@@ -1,0 +1,67 @@
+"""`demo`."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from pathlib import Path
+
+import click
+
+from ninfer_convert.cli.options import size_text
+from ninfer_convert.errors import ArtifactError, UsageError
+
+ARTIFACT = "demo.ninfer"
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path("ninfer-demo"))
+def demo(directory: Path) -> None:
+    """Make, convert and verify a miniature checkpoint in DIRECTORY (default: ninfer-demo).
+
+    The checkpoint has the shape of the Qwen3.6 family: BF16 shards with an index, and a sibling with NVFP4 and
+    FP8 modules. The artifact holds all nine formats. Nothing is downloaded.
+    """
+    from ninfer_convert.stand_in import write_demo_checkpoint
+
+    checkpoint = directory / "checkpoint"
+    if checkpoint.exists():
+        click.echo(f"using {checkpoint}, made by an earlier demo")
+    elif directory.exists() and any(directory.iterdir()):
+        raise UsageError(f"{directory} is not empty and holds no earlier demo; name another directory")
+    else:
+        with tempfile.TemporaryDirectory(prefix="making-", dir=_made(directory)) as half:
+            write_demo_checkpoint(Path(half) / "checkpoint")
+            (Path(half) / "checkpoint").rename(checkpoint)
+        files = [path for path in checkpoint.rglob("*") if path.is_file()]
+        click.echo(f"made {checkpoint}: {len(files)} files, {size_text(sum(path.stat().st_size for path in files))}")
+    _convert(directory, checkpoint)
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory
+
+
+def _convert(directory: Path, checkpoint: Path) -> None:
+    from ninfer_convert.cli.convert import run
+    from ninfer_convert.stand_in_resources import RANKING_FILE
+    from ninfer_convert.verify import verify_artifact
+
+    artifact = directory / ARTIFACT
+    arguments = ["demo", "-o", str(artifact), "--overwrite", "--input", f"ranking={checkpoint / RANKING_FILE}"]
+    for name in ("base", "quantized"):
+        arguments += ["--source", f"{name}={checkpoint / name}"]
+    click.echo(f"$ ninfer-convert run {shlex.join(arguments)}")
+    run.main(arguments, standalone_mode=False)
+    click.echo(f"$ ninfer-convert verify {artifact}")
+    found = verify_artifact(artifact)
+    if not found.ok:
+        raise ArtifactError(*(f"{problem.object}: {problem.check}: {problem.detail}" for problem in found.problems))
+    click.echo(f"{artifact} is valid: {found.objects} objects, {size_text(found.nbytes)} checked")
+    click.echo(
+        "\nnext:\n"
+        f"  ninfer-convert inspect {artifact} --objects\n"
+        "  ninfer-convert recipe list\n"
+        "  ninfer-convert plan RECIPE --source YOUR_CHECKPOINT"
+    )
