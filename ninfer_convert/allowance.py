@@ -47,6 +47,9 @@ def default_memory() -> int:
 
 def peak_memory() -> int:
     """Returns the peak resident memory of this process so far, in bytes."""
+    # The usage counter of a process starts at the peak of the one that started it; the high-water mark does not.
+    if match := re.search(r"^VmHWM:\s+(\d+) kB", _read(Path("/proc/self/status")), re.MULTILINE):
+        return int(match[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
