@@ -26,8 +26,19 @@ from ninfer_convert.layout import Geometry, geometry
 from ninfer_convert.recipe import Recipe, ResourceOrigin, ResourceSpec, SourceSpec, TensorSpec
 from ninfer_convert.requirements import require
 from ninfer_convert.source import Checkpoint
-from ninfer_convert.transform import Binder, Words
-from ninfer_convert.value import WORD_BYTES, Identical, SourceTensor, Value, elements, load, source_tensors, where
+from ninfer_convert.source_names import unwrapped
+from ninfer_convert.transform import AbsentError, Binder, MissingError, Words
+from ninfer_convert.value import (
+    CASTS,
+    WORD_BYTES,
+    Identical,
+    SourceTensor,
+    Value,
+    elements,
+    load,
+    source_tensors,
+    where,
+)
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 """Source dtypes every encoder takes."""
@@ -160,8 +171,12 @@ class _Planner:
         self.notes: list[str] = []
         self.waived: list[str] = []
         self.input_digests: dict[str, str] = {}
+        self.is_bound = True
+        self.partial: set[str] = set()
+        """Components that are absent in part, or whole without being optional."""
 
     def plan(self) -> Plan:
+        self._check_usable()
         for spec in self.recipe.sources.values():
             self._check_source(spec, self.sources[spec.name])
         self._check_inputs()
@@ -174,11 +189,12 @@ class _Planner:
             try:
                 placed = self._place(item, cursor)
             except ConvertError as error:
-                self._add(*error.messages)
+                self._unbound(item, error)
                 continue
             planned.append(placed)
             cursor = placed.offset + placed.nbytes
         conditions = self._bind_conditions()
+        self._report_absent_files()
         warnings = self._check_coverage()
         if self.problems:
             raise PlanError(*self.problems)
@@ -204,6 +220,14 @@ class _Planner:
     def _add(self, *messages: str) -> None:
         self.problems.update(dict.fromkeys(messages))
 
+    def _unbound(self, item: TensorSpec | ResourceSpec, error: ConvertError) -> None:
+        """Takes note of an object that cannot be made, unless its component or its file was named already."""
+        if isinstance(item, TensorSpec):
+            self.is_bound = False
+        is_named = item.component in self.partial and isinstance(error, MissingError)
+        if not is_named and not isinstance(error, AbsentError):
+            self._add(*error.messages)
+
     def _pin(self, message: str) -> None:
         """Takes note of a pin that does not match: a problem, unless `--unpinned` waives it."""
         if self.unpinned:
@@ -213,9 +237,17 @@ class _Planner:
 
     # -- sources --------------------------------------------------------------------------------------------
 
+    def _check_usable(self) -> None:
+        """A source of another kind lacks most names of the recipe; its kind alone is worth a message."""
+        for name in self.recipe.sources:
+            checkpoint = self.sources[name]
+            for reason in (checkpoint.foreign_quantization(), checkpoint.unmerged_adapter()):
+                if reason:
+                    self._add(f"source {name}: {reason}")
+        if self.problems:
+            raise PlanError(*self.problems)
+
     def _check_source(self, spec: SourceSpec, checkpoint: Checkpoint) -> None:
-        if reason := checkpoint.foreign_quantization():
-            self._add(f"source {spec.name}: {reason}")
         if spec.revision and checkpoint.revision and spec.revision != checkpoint.revision:
             self._pin(f"source {spec.name}: revision {checkpoint.revision} found, {spec.revision} required")
         if spec.revision and not checkpoint.revision:
@@ -266,6 +298,7 @@ class _Planner:
                 absent.add(component)
                 self.notes.append(f"component {component} is absent from the source and was left out")
             elif missing:
+                self.partial.add(component)
                 self._add(
                     f"{missing[0].mark}: component {component}: {printable(str(missing[0]))} is missing, "
                     f"{len(missing)} of {len(named)} missing; a component that is absent whole may be declared "
@@ -295,20 +328,21 @@ class _Planner:
         return warnings
 
     def _check_unused(self, source: str, unused: Sequence[str], used: set[str]) -> None:
-        if not unused or self.problems:
+        # What an object that could not be bound would have used is not known.
+        if not unused or not self.is_bound:
             return
-        tails = {name.partition("layers.")[2]: name for name in used if "layers." in name}
-        for name in unused:
-            twin = tails.get(name.partition("layers.")[2]) if "layers." in name else None
-            if twin:
-                both = f"{printable(name)} and {printable(twin)}"
-                self._add(f"source {source}: {both} are ambiguous: one name under two prefixes")
-                return
+        tails = {unwrapped(name): name for name in used}
+        twins = [(name, tails[unwrapped(name)]) for name in unused if unwrapped(name) in tails]
+        if twins:
+            both = " and ".join(map(printable, twins[0]))
+            more = f" (and {len(twins) - 1} more pairs)" if len(twins) > 1 else ""
+            self._add(f"source {source}: {both} are ambiguous: one name under two prefixes{more}")
+            return
         shown = ", ".join(map(printable, unused[:SHOWN_NAMES]))
         more = f" and {len(unused) - SHOWN_NAMES} more" if len(unused) > SHOWN_NAMES else ""
+        count = "1 tensor is" if len(unused) == 1 else f"{len(unused)} tensors are"
         self._add(
-            f"source {source}: {len(unused)} tensors are neither used nor ignored: {shown}{more}; "
-            "use them or list them under ignore"
+            f"source {source}: {count} neither used nor ignored: {shown}{more}; use them or list them under ignore"
         )
 
     def _check_dtypes(self, spec: SourceSpec, checkpoint: Checkpoint, used: Iterable[str]) -> None:
@@ -416,9 +450,22 @@ class _Planner:
                     load(value)
                 else:
                     bound.append(value)
+            except AbsentError:
+                self.is_bound = False
             except ConvertError as error:
+                self.is_bound = False
                 self._add(*(f"{condition.mark}: condition: {message}" for message in error.messages))
         return tuple(bound)
+
+    def _report_absent_files(self) -> None:
+        for (source, file), needed in self.binder.absent.items():
+            checkpoint = self.sources[source]
+            held = [name for name in checkpoint.absent if checkpoint.absent[name] == file]
+            self._add(
+                f"source {source}: {printable(file)} is absent from {printable(checkpoint.location)}: download "
+                f"incomplete; the index places {len(held)} tensors there, {printable(held[0])} first, and the recipe "
+                f"needs {len(needed)} of them, {printable(next(iter(needed)))} first"
+            )
 
 
 def _record(item: PlannedObject) -> container.ObjectRecord:
@@ -442,9 +489,10 @@ def _require_dtype(label: str, item: TensorSpec, numeric: NumericFormat, value: 
         raise PlanError(f"{label}: NVFP4 is copied from a source module; no encoder of ours makes it from {named}")
     if isinstance(numeric, DirectFormat):
         if value.dtype != numeric.source_dtype:
+            rule = CASTS.get((value.dtype, numeric.source_dtype))
+            advice = f"name the conversion: cast to {numeric.name}, rule {rule}" if rule else "no cast leads there"
             raise PlanError(
-                f"{label}: {named} is {value.dtype}, {numeric.name} stores {numeric.source_dtype}; "
-                "name the conversion with cast:"
+                f"{label}: {named} is {value.dtype}; format {numeric.name} takes {numeric.source_dtype}; {advice}"
             )
         return
     if value.dtype not in FLOAT_DTYPES:

@@ -119,7 +119,7 @@ def object_json(item: PlannedObject) -> dict[str, Any]:
         "format": item.numeric.name,
         "layout": item.geometry.layout,
         "encoder": item.encoder,
-        "word_copy": isinstance(item.value, Words),
+        "word_copy": isinstance(item.value, Words) and item.value.is_copy,
         "offset": item.offset,
         "bytes": item.nbytes,
         "transform": str(item.spec.value),

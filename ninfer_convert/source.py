@@ -7,7 +7,8 @@ plain: a file system that cannot map files, or cuts one short, ends in an except
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any
@@ -39,7 +40,7 @@ from ninfer_convert.source_io import (
     short_read,
     stamp,
 )
-from ninfer_convert.source_names import nearest, rename
+from ninfer_convert.source_names import nearest, rename, unmerged_adapter
 from ninfer_convert.source_quantization import foreign_quantization
 from ninfer_convert.strict_json import kind_of, load_object
 
@@ -119,6 +120,7 @@ class Checkpoint:
         self.revision = place.hub.revision if place.hub else None
         self._place = place
         self._open = OpenFiles()
+        self._resources: set[str] = set()
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -151,7 +153,7 @@ class Checkpoint:
         if not out.size:
             return
         info = self.files[tensor.file]
-        with self._open.borrow(info.path, info.stamp) as descriptor:
+        with self._borrowed(tensor) as descriptor:
             try:
                 got = read_into(descriptor, out.reshape(-1).data, position)
             except OSError as error:
@@ -184,11 +186,19 @@ class Checkpoint:
         Raises:
             SourceError: absent, too large, a Git LFS pointer, or not inside the directory.
         """
-        return read_beside(self._place, file)
+        content = read_beside(self._place, file)
+        self._resources.add(beside(self._place, file))
+        return content
 
     def has_file(self, file: str) -> bool:
         """Tells whether the directory has an entry of that name, a link to nothing included."""
         return os.path.lexists(beside(self._place, file))
+
+    def paths(self) -> tuple[str, ...]:
+        """Returns every file that was read, or may be: weights, index, config, and the resources asked for."""
+        index = (self._place.index.path,) if self._place.index else ()
+        weights = (file.path for file in self.files.values())
+        return (*weights, *index, self._place.path(CONFIG), *sorted(self._resources))
 
     def nearest(self, name: str) -> tuple[str, ...]:
         """Returns up to three existing tensor names most like `name`."""
@@ -198,11 +208,25 @@ class Checkpoint:
         """Returns why the checkpoint is quantized in a way no recipe can read; None when nothing says so."""
         return foreign_quantization(self.config, self.tensors)
 
+    def unmerged_adapter(self) -> str | None:
+        """Returns why the weights are those of a model whose adapter is not merged; None when nothing says so."""
+        return unmerged_adapter((*(info.stored_name for info in self.tensors.values()), *self.absent))
+
     def _advise(self, tensor: TensorInfo, begin: int, end: int, *, needed: bool) -> None:
         position = self._position(tensor, begin, end)
-        info = self.files[tensor.file]
-        with self._open.borrow(info.path, info.stamp) as descriptor:
+        with self._borrowed(tensor) as descriptor:
             advise(descriptor, position, position + end - begin, needed=needed)
+
+    @contextmanager
+    def _borrowed(self, tensor: TensorInfo) -> Iterator[int]:
+        info = self.files[tensor.file]
+        with ExitStack() as stack:
+            try:
+                descriptor = stack.enter_context(self._open.borrow(info.path, info.stamp))
+            except SourceError as error:
+                name = shown(tensor.stored_name)
+                raise SourceError(*(f"tensor {name}: {message}" for message in error.messages)) from error
+            yield descriptor
 
     def _position(self, tensor: TensorInfo, begin: int, end: int) -> int:
         if not 0 <= begin <= end <= tensor.nbytes:

@@ -16,6 +16,13 @@ from ninfer_convert.safetensors_header import shown
 MAX_NEAREST = 3
 _CANDIDATES = 64
 
+WRAPPERS = frozenset(
+    {"model", "language_model", "module", "_orig_mod", "_fsdp_wrapped_module", "base_model"}
+)
+"""Name parts that exporters and training wrappers put in front; what follows them is the same tensor."""
+
+_ADAPTER_PARTS = ("base_layer", "lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B", "lora_magnitude_vector")
+
 
 @dataclass(frozen=True, slots=True)
 class Renaming:
@@ -76,6 +83,25 @@ def nearest(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
     rest = [name for tail, _, _, name in best if not tail]
     spelled = difflib.get_close_matches(wanted, rest, n=MAX_NEAREST, cutoff=0.6) if len(alike) < MAX_NEAREST else []
     return tuple((alike + spelled)[:MAX_NEAREST])
+
+
+def unwrapped(name: str) -> str:
+    """Returns a name without the wrapper parts at its beginning."""
+    parts = name.split(".")
+    first = next((place for place, part in enumerate(parts) if part not in WRAPPERS), len(parts))
+    return ".".join(parts[first:])
+
+
+def unmerged_adapter(names: Iterable[str]) -> str | None:
+    """Returns why the names are those of a model with a LoRA adapter beside its weights; None if they are not."""
+    for name in names:
+        part = next((part for part in name.split(".") if part in _ADAPTER_PARTS), None)
+        if part is not None:
+            return (
+                f"tensor {shown(name)} ({part}) belongs to a LoRA adapter that has not been merged;"
+                " required: one weight for each module; merge the adapter into its base model first"
+            )
+    return None
 
 
 def _rule_problem(rule: tuple[str, str], stored: Sequence[str], where: str) -> str | None:

@@ -38,6 +38,7 @@ from ninfer_convert.expression import (
     leaves,
 )
 from ninfer_convert.source import Checkpoint
+from ninfer_convert.source_quantization import quantization_methods
 from ninfer_convert.value import (
     CASTS,
     WORD_BYTES,
@@ -64,6 +65,14 @@ MULTIPLIER_FIELDS = (".weight_scale_2", ".input_scale")
 NVFP4_GROUP = 16
 
 
+class MissingError(PlanError):
+    """A tensor is not in its source."""
+
+
+class AbsentError(PlanError):
+    """A tensor lies in a file that is not there; the binder remembers which."""
+
+
 @dataclass(frozen=True, slots=True)
 class Words:
     """An already encoded matrix: code rows and scale rows that move together.
@@ -79,6 +88,8 @@ class Words:
     divisor: int | None
     leaves: tuple[SourceTensor, ...]
     """Every tensor the words come from: codes, scales and divisors, module by module."""
+    is_copy: bool
+    """Whether every word is one of a source; a divisor made of a ModelOpt multiplier is not."""
 
 
 class Binder:
@@ -86,6 +97,7 @@ class Binder:
 
     Attributes:
         used: per source, the names of the tensors that some expression reads.
+        absent: per source and absent file, the tensors in it that some expression reads.
         notes: facts a reader of the report wants, such as a tied head taken from the embedding.
     """
 
@@ -95,6 +107,7 @@ class Binder:
         self._shortlists: dict[Shortlist, Value] = {}
         self._modules: dict[str, dict[str, set[str]]] = {}
         self.used: dict[str, set[str]] = {name: set() for name in sources}
+        self.absent: dict[tuple[str, str], dict[str, None]] = {}
         self.notes: list[str] = []
 
     def value(self, expression: Expression) -> Value:
@@ -123,12 +136,14 @@ class Binder:
         divisor = _one_divisor(expression.mark, bound) if kinds == {"NVFP4"} else None
         shape = codes.shape[0], codes.shape[1] * per_code
         tensors = tuple(tensor for words in bound.values() for tensor in words.leaves)
-        return Words(kinds.pop(), shape, codes, scales, divisor, tensors)
+        is_copy = all(words.is_copy for words in bound.values())
+        return Words(kinds.pop(), shape, codes, scales, divisor, tensors, is_copy)
 
     def has(self, leaf: Expression) -> bool:
-        """Tells whether a leaf's tensors (any of them, for a module) exist in its source."""
+        """Tells whether a leaf's tensors (any of them, for a module) exist in its source, be it in an absent file."""
         if isinstance(leaf, Tensor):
-            return leaf.name in self._sources[leaf.source].tensors
+            checkpoint = self._sources[leaf.source]
+            return leaf.name in checkpoint.tensors or leaf.name in checkpoint.absent
         if isinstance(leaf, Module):
             return bool(self._fields(leaf))
         return True
@@ -137,7 +152,8 @@ class Binder:
         """Returns the last name parts of the tensors of a module."""
         if module.source not in self._modules:
             modules = self._modules[module.source] = {}
-            for name in self._sources[module.source].tensors:
+            checkpoint = self._sources[module.source]
+            for name in (*checkpoint.tensors, *checkpoint.absent):
                 parent, _, field = name.rpartition(".")
                 modules.setdefault(parent, set()).add(field)
         return self._modules[module.source].get(module.name, set())
@@ -156,17 +172,17 @@ class Binder:
     def _tensor(self, source: str, name: str, mark: Mark) -> SourceTensor:
         checkpoint = self._sources[source]
         info = checkpoint.tensors.get(name)
+        if name in checkpoint.absent:
+            self.absent.setdefault((source, checkpoint.absent[name]), {})[name] = None
+            raise AbsentError(f"{mark}: tensor {printable(name)} lies in an absent file")
         if info is None:
-            raise PlanError(f"{mark}: {self._why_missing(source, name)}")
+            raise MissingError(f"{mark}: {self._why_missing(source, name)}")
         self.used[source].add(name)
         return SourceTensor(source, checkpoint, info)
 
     def _why_missing(self, source: str, name: str) -> str:
         checkpoint = self._sources[source]
-        label = f"tensor {printable(name)}"
-        if name in checkpoint.absent:
-            return f"{label} lies in {printable(checkpoint.absent[name])}, which is absent from {checkpoint.name}"
-        message = f"{label} is not in source {source} ({printable(checkpoint.location)})"
+        message = f"tensor {printable(name)} is not in source {source} ({printable(checkpoint.location)})"
         near = [printable(candidate) for candidate in checkpoint.nearest(name)]
         if near:
             message += f"; nearest: {', '.join(near)}"
@@ -224,6 +240,7 @@ class Binder:
             return self._tensor(module.source, f"{module.name}.{field}", module.mark)
 
         codes = part(code_field)
+        self._require_method(module, codes)
         if codes.dtype != "U8" or len(codes.shape) != 2:
             raise _field_error(module, codes, "U8 [N, K/2]")
         n, k = codes.shape[0], codes.shape[1] * 2
@@ -235,7 +252,7 @@ class Binder:
         word = _positive_word(divisor, module.mark)
         if inverted:
             word = _reciprocal_word(word, divisor, module.mark)
-        return Words("NVFP4", (n, k), codes, scales, word, (codes, scales, divisor))
+        return Words("NVFP4", (n, k), codes, scales, word, (codes, scales, divisor), not inverted)
 
     def _fp8_rows(self, module: Module) -> Words:
         codes = self._tensor(module.source, f"{module.name}.weight", module.mark)
@@ -245,7 +262,17 @@ class Binder:
         scales = self._tensor(module.source, f"{module.name}.weight_scale", module.mark)
         if scales.dtype != "BF16" or scales.shape not in ((n,), (n, 1)):
             raise _field_error(module, scales, f"BF16 [{n}] or [{n}, 1], one multiplier per row")
-        return Words("FP8_E4M3FN_ROW_BF16S", (n, k), codes, Reshaped(scales, (n, 1)), None, (codes, scales))
+        return Words("FP8_E4M3FN_ROW_BF16S", (n, k), codes, Reshaped(scales, (n, 1)), None, (codes, scales), True)
+
+    def _require_method(self, module: Module, codes: SourceTensor) -> None:
+        """The tensors decide what a module is; a config that names nothing but another method contradicts them."""
+        methods = list(quantization_methods(codes.checkpoint.config))
+        if methods and not any(method.startswith(module.dialect) for _, method in methods):
+            path, method = methods[0]
+            raise PlanError(
+                f"{module.mark}: tensor {printable(codes.info.name)} is taken as {module.dialect}, but config.json "
+                f"says {path}: {printable(method)}; a divisor of one is a multiplier of the other"
+            )
 
     def _shortlist(self, leaf: Shortlist) -> Value:
         label = f"{leaf.mark}: shortlist"
