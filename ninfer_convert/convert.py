@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_convert.allowance import available_memory
-from ninfer_convert.block import BLOCK_BYTES, Block, block_spans, blocks
+from ninfer_convert.block import BLOCK_BYTES, Block, block_memory, block_spans, blocks
 from ninfer_convert.block_maker import BlockMaker
 from ninfer_convert.errors import EncodeError, PlanError, printable
 from ninfer_convert.journal import Journal, differences, journal_path, read_journal
@@ -118,6 +118,7 @@ def convert(
                     checkpoint.verify_unchanged()
                 outcome = run.outcome(started)
                 part.sync()
+                part.require_free_name(overwrite=overwrite)
                 if before_publish:
                     before_publish(outcome)
             except KeyboardInterrupt:
@@ -310,14 +311,17 @@ class _Run:
 
     def _make_object_block(self, maker: BlockMaker, task: _Task) -> None:
         item, block = self.plan.objects[task.index], task.block
-        try:
-            if isinstance(item, PlannedResource):
-                pieces = [(0, np.frombuffer(item.content, np.uint8))]
-            else:
+        if isinstance(item, PlannedResource):
+            pieces = [(0, np.frombuffer(item.content, np.uint8))]
+        else:
+            try:
                 pieces = maker.make(item, block)
-        except MemoryError as error:
-            name = printable(item.name)
-            raise EncodeError(f"object {name}: out of memory for rows [{block.begin}, {block.end})") from error
+            except MemoryError as error:
+                need = block_memory(item, self.block_bytes)
+                raise EncodeError(
+                    f"object {printable(item.name)}: out of memory: rows [{block.begin}, {block.end}) take {need} "
+                    f"bytes in each of {self.threads} threads; use fewer --threads or a smaller --max-memory"
+                ) from error
         if self.part is not None:
             for offset, data in pieces:
                 self.part.write(self.plan.payload_offset + item.offset + offset, data)

@@ -176,7 +176,10 @@ class PartFile:
         view = memoryview(data).cast("B")
         with self._failing("write"):
             while view:
-                count = os.pwrite(self._fd, view[:MAX_CALL_BYTES], offset)
+                try:
+                    count = os.pwrite(self._fd, view[:MAX_CALL_BYTES], offset)
+                except InterruptedError:
+                    continue
                 view, offset = view[count:], offset + count
 
     def read_into(self, offset: int, out: Any) -> None:
@@ -184,7 +187,10 @@ class PartFile:
         view = memoryview(out).cast("B")
         with self._failing("read back"):
             while view:
-                count = os.preadv(self._fd, [view[:MAX_CALL_BYTES]], offset)
+                try:
+                    count = os.preadv(self._fd, [view[:MAX_CALL_BYTES]], offset)
+                except InterruptedError:
+                    continue
                 if count == 0:
                     raise OutputError(f"{printable(str(self.path))} was truncated at {offset} by another process")
                 view, offset = view[count:], offset + count
@@ -198,6 +204,14 @@ class PartFile:
         """Tells the system that its cached copy of synced bytes `[begin, end)` is not needed any more."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+    def require_free_name(self, *, overwrite: bool) -> None:
+        """Raises OutputError if without `overwrite` another process has made the output meanwhile."""
+        if not overwrite and os.path.lexists(self.output):
+            raise self._taken()
+
+    def _taken(self) -> OutputError:
+        return OutputError(f"{printable(str(self.output))} was made by another process meanwhile; it was left as it is")
 
     def publish(self, *, overwrite: bool = False) -> None:
         """Syncs the complete file, gives it its name and syncs the directory.
@@ -219,8 +233,7 @@ class PartFile:
         try:
             os.link(self.path, self.output)
         except FileExistsError as error:
-            name = printable(str(self.output))
-            raise OutputError(f"{name} was made by another process meanwhile; it was left as it is") from error
+            raise self._taken() from error
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
                 raise

@@ -20,10 +20,11 @@ from ninfer_convert.cli.options import (
     source_options,
     threads_option,
 )
-from ninfer_convert.errors import UsageError
+from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.journal import journal_path
 from ninfer_convert.plan import Plan, PlannedResource
 from ninfer_convert.provenance import Outcome, plan_json, report_json
-from ninfer_convert.writer import require_output, write_file
+from ninfer_convert.writer import PART_SUFFIX, require_output, write_file
 
 
 @click.command()
@@ -90,10 +91,13 @@ def run(
 
 
 def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool, *, default_report: bool) -> None:
-    if output.absolute() == report_path.absolute():
-        raise UsageError(f"--report and --output are both {os.fspath(output)}; name two files")
-    files = [Path(file.path) for checkpoint in plan.sources.values() for file in checkpoint.files.values()]
-    protected = [*files, *plan.inputs.values()]
+    parts = [path.with_name(path.name + PART_SUFFIX) for path in (output, report_path)]
+    written = [output, report_path, *parts, journal_path(parts[0])]
+    if len(set(map(os.path.realpath, written))) < len(written):
+        names = f"{printable(os.fspath(output))} and --report {printable(os.fspath(report_path))}"
+        raise UsageError(f"--output {names} are written to the same file; name two")
+    read = [Path(path) for checkpoint in plan.sources.values() for path in checkpoint.paths()]
+    protected = [*read, *plan.inputs.values(), Path(plan.recipe.path)]
     require_output(output, overwrite=overwrite, protected=protected)
     # A report whose artifact is gone says nothing about anything; the next one takes its place.
     require_output(report_path, overwrite=overwrite or default_report, protected=protected)
@@ -106,22 +110,30 @@ def _convert(
     from ninfer_convert.budget import block_bytes
     from ninfer_convert.convert import convert
 
+    replaced: list[bytes | None] = []
+
     def write_report(outcome: Outcome) -> None:
+        replaced.append(report_path.read_bytes() if report_path.exists() else None)
         document = report_json(plan, outcome, threads=workers, command=sys.argv)
         write_file(report_path, (json.dumps(document, ensure_ascii=True, indent=1) + "\n").encode())
 
     size = block_bytes(plan, workers, memory)
     with progress("converting", quiet=quiet) as show:
-        return convert(
-            plan,
-            output,
-            threads=workers,
-            block_bytes=size,
-            resume=resume == "auto",
-            overwrite=overwrite,
-            progress=show,
-            before_publish=write_report,
-        )
+        try:
+            return convert(
+                plan,
+                output,
+                threads=workers,
+                block_bytes=size,
+                resume=resume == "auto",
+                overwrite=overwrite,
+                progress=show,
+                before_publish=write_report,
+            )
+        except BaseException:
+            for before in replaced:
+                write_file(report_path, before) if before is not None else report_path.unlink(missing_ok=True)
+            raise
 
 
 @click.command()
