@@ -201,14 +201,11 @@ def block_scaled_values(scales: Bytes, words: Bytes, divisor: int) -> NDArray[np
 
     Source: tensor-formats.md section 3.3.
     """
-    # A matrix has one divisor, so every value is one of 256 x 16 quotients. Rounding the binary64 quotient to
-    # binary32 equals rounding the exact one: code x scale has at most 6 significant bits and the divisor 24,
-    # so a quotient that is not a midpoint of two binary32 values is at least 2^-49 (relative) away from one,
-    # more than binary64's own rounding can bridge.
-    exact = E4M3FN_VALUES.astype(np.float64)[:, None] * E2M1_VALUES.astype(np.float64)
-    quotient = np.array([divisor], "<u4").view("<f4").astype(np.float64)
+    # A matrix has one divisor, so every value is one of 256 x 16 quotients. Code x scale has at most 6
+    # significant bits and is exact in binary32, which leaves the division as the only rounding.
     with np.errstate(all="ignore"):
-        table = (exact / quotient).astype(np.float32)
+        divisors: NDArray[np.float32] = np.array([divisor], np.uint32).view(np.float32)
+        table: NDArray[np.float32] = np.divide(E4M3FN_VALUES[:, None] * E2M1_VALUES, divisors)
     index = np.repeat(scales.astype(np.uint16) << np.uint16(4), 16, axis=1)
     index |= words
     return table.reshape(-1)[index]

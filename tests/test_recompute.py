@@ -14,8 +14,10 @@ from oracle import binary, casts, fast, layouts
 from oracle.binary import OracleError
 from oracle.encoders import GROUPED
 
+from ninfer_convert.encode import encode_rows
 from ninfer_convert.errors import EncodeError
 from ninfer_convert.formats import FORMATS
+from ninfer_convert.layout import geometry
 from ninfer_convert.recompute import copy_fp8_rows, copy_nvfp4_rows, recompute_cast, recompute_rows
 from ninfer_convert.row_error import RowError
 
@@ -273,3 +275,40 @@ def test_swizzle_by_hand():
     swizzled = copy_nvfp4_rows(np.zeros((128, 64), np.uint8), natural)["scale"].reshape(-1)
     assert np.flatnonzero(swizzled).tolist() == [512 + 1 * 16 + 1 * 4 + 1]
     assert binary.decode_e4m3fn(int(swizzled[533])) == binary.decode_e4m3fn(9)
+
+
+# Beside the encoder it is to check
+
+SPECIAL = [0, 0x8000, 1, 0x7F7F, 0x7F80, 0xFF80, 0x7FC0, 0x48DF, 0x48E0, 0x5F00]
+
+
+@settings(derandomize=True, deadline=None, max_examples=150)
+@given(
+    name=st.sampled_from(ENCODED),
+    k=st.sampled_from([1, 33, 64, 100, 130]),
+    seed=st.integers(0, 2**32),
+    places=st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(SPECIAL)), max_size=4),
+)
+def test_encoder_gives_the_same_planes_and_refuses_the_same_place(name, k, seed, places):
+    words = draw_words(random.Random(seed), "BF16", 3 * k, 1.0).astype("<u2")
+    for place, word in places:
+        words[place % len(words)] = word
+    words = words.reshape(3, k)
+    assert outcome(recompute_rows, name, words) == outcome(encoded, name, words)
+
+
+def encoded(numeric, dtype, words):
+    planes = {
+        plane.name: np.full((3, plane.row_bytes), 0xAA, np.uint8) for plane in geometry(numeric, words.shape).planes
+    }
+    encode_rows(numeric, dtype, words, planes)
+    return planes
+
+
+def outcome(encoder, name, words):
+    """Returns the bytes of every plane, or the place that was refused."""
+    try:
+        planes = encoder(FORMATS[name], "BF16", words)
+    except RowError as error:
+        return (error.row, error.column, error.group)
+    return {plane: content.tobytes() for plane, content in planes.items()}

@@ -256,6 +256,21 @@ def test_details_name_place_finding_and_rule(name, shape, edit, rule, detail):
     assert re.fullmatch(detail, found[rule][1]), found[rule][1]
 
 
+@pytest.mark.parametrize("word", [0x7BFF, 0x7C00, 0x7C01, 0x8000, 0x8001, 0xFFFF])
+def test_binary16_scales_end_at_the_largest_finite_word(word):
+    stored = bytearray(payload("Q4G64_F16S", (1, 128), zero_groups=0))
+    stored[-2:] = word.to_bytes(2, "little")
+    assert ("scale-word" in check("Q4G64_F16S", (1, 128), stored)) == (not values.is_grouped_scale(word))
+
+
+def test_scale_of_a_row_that_takes_several_runs_is_counted_once():
+    stored = bytearray(payload(FP8, (3, 300), zero_groups=0))
+    stored[layouts.planes(FP8, (3, 300))["scale"][0] + 3] = 0xFF
+    _, detail, count = check(FP8, (3, 300), stored, run_bytes=50)["scale-word"]
+    assert detail.startswith("row 1: scale word 0xff")
+    assert count == 1
+
+
 @pytest.mark.parametrize("name", ["BF16", "FP32", "I32"])
 def test_every_direct_word_is_legal(name):
     assert check(name, (4, 4), b"\xff" * 16 * layouts.WORD_BYTES[name]) == {}
