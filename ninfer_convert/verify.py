@@ -141,8 +141,7 @@ def verify_report(
 
     Source: container.md, "The conversion report".
     """
-    stated, problems = _stated(report)
-    stated_file, stated_objects = stated
+    stated_file, stated_objects, problems = _stated(report)
     for name in artifact.objects:
         if name not in stated_objects:
             problems.append(Problem(name, REPORT, "the report does not list this object"))
@@ -286,12 +285,14 @@ def _plane_gaps(where: Geometry) -> Iterator[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Content:
+    """Size and digest, as found or as stated; a report may state anything."""
+
     nbytes: Any
     sha256: Any
 
 
-def _stated(report: Mapping[str, Any]) -> tuple[tuple[_Content, dict[str, _Content]], list[Problem]]:
-    """Returns what a report states of the file and of each object; the report itself is not trusted."""
+def _stated(report: Mapping[str, Any]) -> tuple[_Content, dict[str, _Content], list[Problem]]:
+    """Returns what a report states of the file and of each object, and what is wrong with the report itself."""
     problems: list[Problem] = []
     whole, entries = report.get("artifact"), report.get("objects")
     if not isinstance(whole, Mapping):
@@ -307,7 +308,7 @@ def _stated(report: Mapping[str, Any]) -> tuple[tuple[_Content, dict[str, _Conte
             problems.append(Problem(None, REPORT, f"the report's object {index} has no name of its own"))
             continue
         objects[name] = _Content(entry.get("bytes"), entry.get("sha256"))
-    return (_Content(whole.get("bytes"), whole.get("sha256")), objects), problems
+    return _Content(whole.get("bytes"), whole.get("sha256")), objects, problems
 
 
 def _digests(artifact: Artifact, progress: Progress | None) -> tuple[_Content, dict[str, _Content]]:
