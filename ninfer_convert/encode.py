@@ -58,6 +58,8 @@ def encode_rows(
 
     Source: tensor-formats.md section 7.2; targets/qwen3.8-27b-nvfp4.md, "Encoder".
     """
+    if not isinstance(numeric, (GroupedFormat, RowScaledFormat)):
+        raise TypeError(f"{getattr(numeric, 'name', numeric)} has no encoder")
     source, word = _source(dtype)
     require_array("words", words, word, 2)
     rows, k = words.shape

@@ -82,13 +82,12 @@ def _e4m3_offence(word: int) -> str:
 
 
 def _fp8_offence(row: int, codes: Array, scale: int) -> RowError:
-    if scale & 0x7FFF > 0x7F80:
-        return RowError(row, f"row scale word 0x{scale:04x} is NaN; it must be finite")
-    if scale == 0x7F80:
-        return RowError(row, f"row scale word 0x{scale:04x} is +Inf; it must be finite")
+    if scale & 0x7FFF >= 0x7F80:
+        kind = {0x7F80: "+Inf", 0xFF80: "-Inf"}.get(scale, "NaN")
+        return RowError(row, f"row scale word 0x{scale:04x} is {kind}; it must be finite")
     if scale >= 0x8000:
-        kind = {0x8000: "negative zero", 0xFF80: "-Inf"}.get(scale, "negative")
-        return RowError(row, f"row scale word 0x{scale:04x} is {kind}; its sign must be zero and it must be finite")
+        kind = "negative zero" if scale == 0x8000 else "negative"
+        return RowError(row, f"row scale word 0x{scale:04x} is {kind}; its sign must be zero")
     magnitudes = codes & 0x7F
     column = int(np.argmax(magnitudes == 0x7F))
     if magnitudes[column] == 0x7F:
