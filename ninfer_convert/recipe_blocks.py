@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ninfer_convert.expression import Mark
+from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, quoted, suggestion
 from ninfer_convert.recipe_scalars import IDENTIFIER, read_map, read_members, read_named
 from ninfer_convert.recipe_scope import IndexSets, Scope
-from ninfer_convert.yaml_nodes import ListNode, MapNode, Node, PlacedError, Problems, ReportedError, quoted, suggestion
+from ninfer_convert.yaml_nodes import ListNode, MapNode, Node
 
 MAX_ENTRIES = 100_000
 """Entries, named values and blocks of a recipe, loops unrolled."""
@@ -90,7 +91,8 @@ class BlockReader:
                 self._problems.add(picks.mark, "'when' never holds: no round of the loops around it is in its sets")
 
     def _loop(self, picks: MapNode, variable: str, scope: Scope) -> tuple[int, ...] | None:
-        self._problems.attempt(_require_new, picks.keys[variable].mark, variable, scope)
+        if not self._problems.attempt(_is_new, picks.keys[variable].mark, variable, scope):
+            return None
         return self._sets.read(picks.members[variable])
 
     def _holds(self, picks: MapNode, scope: Scope) -> bool:
@@ -109,9 +111,10 @@ class BlockReader:
         return holds
 
 
-def _require_new(mark: Mark, variable: str, scope: Scope) -> None:
+def _is_new(mark: Mark, variable: str, scope: Scope) -> bool:
     if not IDENTIFIER.fullmatch(variable):
-        raise PlacedError(mark, f"{quoted(variable)} cannot name a loop variable; use letters, digits, - and _")
+        raise PlacedError(mark, f"{quoted(variable)} cannot be a loop variable; use letters, digits, - and _")
     if variable in scope.variables:
         what = "a loop variable" if variable in scope.loops else "one of the names"
         raise PlacedError(mark, f"loop variable {quoted(variable)} is {what} already; choose another")
+    return True

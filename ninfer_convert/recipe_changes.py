@@ -17,9 +17,10 @@ from ninfer_convert.expression import Expression
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.recipe import ObjectSpec, Requirement, ResourceSpec, TensorSpec
 from ninfer_convert.recipe_objects import ENCODERS, ObjectReader, TensorDraft, entry_kind
+from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, quoted, suggestion
 from ninfer_convert.recipe_scalars import read_filled_list, read_members
 from ninfer_convert.recipe_scope import Scope, read_shape
-from ninfer_convert.yaml_nodes import Node, PlacedError, Problems, ReportedError, quoted, suggestion
+from ninfer_convert.yaml_nodes import Node
 
 _TENSOR_CHANGES = ("format", "encoder", "value", "words", "shape", "require")
 _ORIGIN_CHANGES = ("file", "input", "source", "member", "any")
@@ -53,7 +54,7 @@ class ChangeReader:
         return current
 
     def _change(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
-        kind = entry_kind(node, ("objects", "drop", "resource"), "a change", self._problems)
+        kind = entry_kind(node, ("objects", "drop", "resource"), (*_TENSOR_CHANGES, *_ORIGIN_CHANGES), "a change")
         if kind == "objects":
             return self._alter(node, current, scope)
         if kind == "resource":
@@ -137,5 +138,5 @@ def _matches(node: Node, scope: Scope, names: Sequence[str], what: str) -> froze
     glob = scope.text(node, f"a glob of {what} names")
     found = frozenset(name for name in names if fnmatchcase(name, glob))
     if not found:
-        raise PlacedError(node.mark, f"{quoted(glob)} matches no inherited {what}{suggestion(glob, names)}")
+        raise PlacedError(node.mark, f"{quoted(glob)} matches no inherited {what}{suggestion(glob, names, listed=0)}")
     return found

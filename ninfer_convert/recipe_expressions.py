@@ -30,6 +30,7 @@ from ninfer_convert.expression import (
     Transpose,
 )
 from ninfer_convert.layout import MAX_RANK
+from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, nearest, quoted, suggestion
 from ninfer_convert.recipe_scalars import (
     IDENTIFIER,
     read_choice,
@@ -38,20 +39,9 @@ from ninfer_convert.recipe_scalars import (
     read_members,
 )
 from ninfer_convert.recipe_scope import Scope, read_at_least, read_file, read_shape
-from ninfer_convert.yaml_nodes import (
-    ListNode,
-    MapNode,
-    Node,
-    PlacedError,
-    Problems,
-    ReportedError,
-    ScalarNode,
-    nearest,
-    quoted,
-    suggestion,
-)
+from ninfer_convert.yaml_nodes import ListNode, MapNode, Node, ScalarNode
 
-MAX_DEPTH = 64
+MAX_DEPTH = 32
 MAX_NODES = 4096
 """Nodes of one expression, named values written out."""
 
@@ -137,7 +127,8 @@ class ExpressionReader:
         return name
 
     def _read(self, node: Node, scope: Scope, mode: Mode) -> Read:
-        if self._depth >= MAX_DEPTH:
+        # A named value is a level of reading and none of the expression.
+        if self._depth >= 2 * MAX_DEPTH:
             raise PlacedError(node.mark, f"the expression is nested more than {MAX_DEPTH} deep")
         self._depth += 1
         try:
@@ -296,7 +287,7 @@ class ExpressionReader:
         known = tuple(axis for axis in axes if axis is not None)
         if of is None or len(known) != len(axes):
             raise ReportedError(mark)
-        if sorted(known) != list(range(len(known))) or len(known) > MAX_RANK:
+        if not known or sorted(known) != list(range(len(known))) or len(known) > MAX_RANK:
             wanted = f"each axis from 0 to {len(known) - 1} once" if known else "at least one axis"
             raise PlacedError(members["axes"].mark, f"axes {list(known)} are no permutation; name {wanted}")
         return _over(Transpose(of.expression, known, mark), of)

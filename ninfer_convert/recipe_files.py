@@ -16,8 +16,9 @@ from pathlib import Path
 
 from ninfer_convert.errors import RecipeError, printable
 from ninfer_convert.expression import Mark
+from ninfer_convert.recipe_problems import PlacedError, Problems, nearest, quoted
 from ninfer_convert.recipe_scalars import read_integer, read_map, read_members, read_text
-from ninfer_convert.yaml_nodes import MAX_FILE_BYTES, Node, PlacedError, Problems, nearest, parse_document, quoted
+from ninfer_convert.yaml_nodes import MAX_FILE_BYTES, Node, parse_document
 
 SCHEMA = 1
 MAX_EXTENDS = 16
@@ -70,7 +71,9 @@ def find_recipe(name: str) -> Path:
 def locate(path_or_name: str | os.PathLike[str]) -> str:
     """Returns the path of a recipe given as a path or as the name of a shipped recipe."""
     text = os.fsdecode(path_or_name)
-    if isinstance(path_or_name, os.PathLike) or text.endswith(SUFFIXES) or os.path.isfile(text):
+    if isinstance(path_or_name, os.PathLike) or text.endswith(SUFFIXES):
+        return text
+    if os.path.exists(text) and not os.path.isdir(text):
         return text
     return os.fspath(find_recipe(text))
 
@@ -143,12 +146,10 @@ def _bytes(path: str) -> bytes:
 
 def _read(path: str, data: bytes, problems: Problems) -> Document:
     root = problems.attempt(parse_document, data, printable(path), problems)
-    if root is not None:
-        problems.attempt(read_map, root, "a recipe, a mapping")
-    if root is None or not hasattr(root, "members"):
+    table = problems.attempt(read_map, root, "a recipe, a mapping") if root is not None else None
+    if table is None:
         problems.raise_if_any()
         raise RecipeError(f"{printable(path)}: not a recipe")
-    table = read_map(root, "a recipe, a mapping")
     if "schema" in table.members:
         schema = problems.attempt(read_integer, table.members["schema"])
         if schema not in (None, SCHEMA):

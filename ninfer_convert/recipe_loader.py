@@ -20,10 +20,11 @@ from ninfer_convert.recipe_changes import ChangeReader
 from ninfer_convert.recipe_expressions import ExpressionReader
 from ninfer_convert.recipe_files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
 from ninfer_convert.recipe_objects import ObjectReader, entry_kind
+from ninfer_convert.recipe_problems import Problems, quoted, suggestion
 from ninfer_convert.recipe_scalars import read_filled_list
 from ninfer_convert.recipe_scope import IndexSets, Scope, read_names
 from ninfer_convert.recipe_sections import SectionReader, merged_section
-from ninfer_convert.yaml_nodes import Node, Problems, quoted, suggestion
+from ninfer_convert.yaml_nodes import Node
 
 __all__ = ["find_recipe", "load_recipe", "shipped_recipes"]
 
@@ -55,7 +56,7 @@ class _Assembly:
     def __init__(self, chain: Sequence[Document], problems: Problems) -> None:
         self._chain = chain
         self._problems = problems
-        names = Scope.outermost(read_names(merged_section(chain, "names", "name", problems), problems))
+        names = Scope.outermost(read_names(merged_section(chain, "names", "placeholder", problems), problems))
         sets = IndexSets(merged_section(chain, "sets", "set", problems), names, problems)
         self._scope = names.inner({}, merged_section(chain, "values", "value", problems))
         self._sections = SectionReader(chain, names, problems)
@@ -126,7 +127,7 @@ class _Assembly:
             self._problems.attempt(self._condition, entry, scope, found)
 
     def _condition(self, node: Node, scope: Scope, found: list[ConditionSpec]) -> None:
-        kind = entry_kind(node, ("same", "for", "when"), "a condition", self._problems)
+        kind = entry_kind(node, ("same", "for", "when"), ("values", "conditions"), "a condition")
         if kind == "same":
             value = self._expressions.read(node, scope, "value")
             if value is not None:
@@ -156,7 +157,7 @@ class _Assembly:
         own = [entry for entry in evidence or () if entry.mark.file == self._chain[-1].mark.file]
         for entry in own if names else ():
             if not any(fnmatchcase(name, entry.objects) for name in names):
-                hint = suggestion(entry.objects, names)
+                hint = suggestion(entry.objects, names, listed=0)
                 self._problems.add(entry.mark, f"{quoted(entry.objects)} matches no object{hint}")
         if evidence == ():
             return

@@ -17,6 +17,7 @@ from ninfer_convert.layout import LAYOUT_OF_FORMAT, LAYOUTS, LayoutError, geomet
 from ninfer_convert.recipe import ObjectSpec, Requirement, ResourceOrigin, ResourceSpec, TensorSpec
 from ninfer_convert.recipe_blocks import Block, BlockReader
 from ninfer_convert.recipe_expressions import ExpressionReader
+from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, nearest, quoted
 from ninfer_convert.recipe_scalars import (
     read_boolean,
     read_choice,
@@ -27,7 +28,7 @@ from ninfer_convert.recipe_scalars import (
     read_members,
 )
 from ninfer_convert.recipe_scope import Scope, read_file, read_shape
-from ninfer_convert.yaml_nodes import Node, PlacedError, Problems, ReportedError, ScalarNode, nearest, quoted
+from ninfer_convert.yaml_nodes import Node, ScalarNode
 
 ENCODERS = tuple(sorted({encoder for numeric in FORMATS.values() for encoder in numeric.encoders}))
 
@@ -40,6 +41,7 @@ RULES = ("finite", "positive", "non-negative", "unique", "range")
 
 _TENSOR_KEYS = ("encoder", "layout", "value", "words", "require")
 _ORIGIN_KEYS = ("file", "input", "source", "member")
+_ENTRY_KEYS = ("shape", "format", *_TENSOR_KEYS, "any", "sha256", *_ORIGIN_KEYS, "values", "objects", "optional")
 
 
 @dataclass(slots=True)
@@ -81,7 +83,7 @@ class ObjectReader:
             self._problems.attempt(self._entry, entry, scope, component, found)
 
     def _entry(self, node: Node, scope: Scope, component: str | None, found: list[ObjectSpec]) -> None:
-        kind = entry_kind(node, ("name", "resource", "for", "when", "component"), "an object", self._problems)
+        kind = entry_kind(node, ("name", "resource", "for", "when", "component"), _ENTRY_KEYS, "an object")
         if kind == "name":
             found.append(self._tensor(node, scope, component))
         elif kind == "resource":
@@ -244,7 +246,7 @@ class ObjectReader:
     def _origin(self, node: Node, members: Mapping[str, Node], scope: Scope) -> ResourceOrigin:
         attempt = self._problems.attempt
         if ("file" in members) == ("input" in members):
-            raise PlacedError(node.mark, "a resource needs one of 'file', 'input' and 'any'")
+            raise PlacedError(node.mark, "a resource needs exactly one of 'file', 'input' and 'any'")
         member = attempt(scope.text, members["member"], "the name of a JSON member") if "member" in members else ""
         if "input" in members:
             if "source" in members:
@@ -263,8 +265,8 @@ class ObjectReader:
         return ResourceOrigin(source, file, None, member or None, node.mark)
 
 
-def entry_kind(node: Node, kinds: Sequence[str], what: str, problems: Problems) -> str:
-    """Returns the one key of an entry that says what it is.
+def entry_kind(node: Node, kinds: Sequence[str], others: Collection[str], what: str) -> str:
+    """Returns the one key of an entry that says what it is; `others` are keys that may stand beside it.
 
     Raises:
         PlacedError: there is none, or more than one.
@@ -277,7 +279,7 @@ def entry_kind(node: Node, kinds: Sequence[str], what: str, problems: Problems) 
         both = " and ".join(map(quoted, found))
         raise PlacedError(node.mark, f"{both} cannot stand in one entry; write one block inside the other")
     for key, child in table.keys.items():
-        if (close := nearest(key, kinds)) is not None:
+        if key not in others and (close := nearest(key, kinds)) is not None:
             raise PlacedError(child.mark, f"unknown key {quoted(key)} in {what}; nearest is {quoted(close)}")
     raise PlacedError(node.mark, f"{what} needs one of the keys {', '.join(kinds)}")
 

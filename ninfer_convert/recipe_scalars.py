@@ -13,17 +13,8 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ninfer_convert.yaml_nodes import (
-    ListNode,
-    MapNode,
-    Node,
-    PlacedError,
-    Problems,
-    ScalarNode,
-    quoted,
-    suggestion,
-    yaml_reading,
-)
+from ninfer_convert.recipe_problems import PlacedError, Problems, nearest, quoted, suggestion
+from ninfer_convert.yaml_nodes import ListNode, MapNode, Node, ScalarNode, yaml_reading
 
 MAX_INTEGER = 2**63 - 1
 
@@ -171,7 +162,10 @@ def read_members(
     for key in members:
         if key not in known:
             mark = read_map(node, what).keys[key].mark
-            problems.add(mark, f"unknown key {quoted(key)} in {what}{suggestion(key, known)}")
+            # A key that is there already is not what was meant.
+            close = nearest(key, [name for name in known if name not in members])
+            hint = f"; nearest is {quoted(close)}" if close else f"; known: {', '.join(known)}"
+            problems.add(mark, f"unknown key {quoted(key)} in {what}{hint}")
     missing = [key for key in required if key not in members]
     if missing:
         problems.add(node.mark, f"{what} needs {' and '.join(map(quoted, missing))}")
@@ -189,7 +183,7 @@ def read_named(node: Node, what: str, problems: Problems) -> dict[str, Node]:
         else:
             problems.add(
                 table.keys[key].mark,
-                f"{quoted(key)} cannot name a {what}; use letters, digits, - and _, no digit first",
+                f"{quoted(key)} cannot be the name of a {what}; use letters, digits, - and _, no digit first",
             )
     return named
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ninfer_convert.layout import MAX_RANK
+from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, nearest, quoted, suggestion
 from ninfer_convert.recipe_scalars import (
     read_integer,
     read_list,
@@ -24,19 +25,7 @@ from ninfer_convert.recipe_scalars import (
     read_text,
     require_text,
 )
-from ninfer_convert.yaml_nodes import (
-    ListNode,
-    MapNode,
-    Node,
-    PlacedError,
-    Problems,
-    ReportedError,
-    ScalarNode,
-    nearest,
-    quoted,
-    suggestion,
-    yaml_reading,
-)
+from ninfer_convert.yaml_nodes import ListNode, MapNode, Node, ScalarNode, yaml_reading
 
 MAX_TEXT = 1024
 """Characters of one name after substitution; without a limit, names made of names grow exponentially."""
@@ -175,12 +164,15 @@ def read_names(nodes: Mapping[str, Node], problems: Problems) -> dict[str, str |
     names: dict[str, str | int | None] = {}
     scope = Scope.outermost(names)
     for name, node in nodes.items():
-        names[name] = problems.attempt(_read_name, node, scope)
+        names[name] = problems.attempt(_read_name, node, scope, nodes)
     return names
 
 
-def _read_name(node: Node, scope: Scope) -> str | int:
+def _read_name(node: Node, scope: Scope, nodes: Mapping[str, Node]) -> str | int:
     scalar = read_scalar(node, "text or an integer")
+    for used in _PLACEHOLDER.findall(scalar.text):
+        if used in nodes and used not in scope.variables:
+            raise PlacedError(node.mark, f"<{used}> is defined further down; a name may use the names before it")
     found = _PLACEHOLDER.fullmatch(scalar.text)
     if found or (scalar.plain and yaml_reading(scalar.text) == "an integer"):
         return scope.free(scalar) if found else read_integer(scalar)
@@ -223,6 +215,8 @@ class IndexSets:
         return members
 
     def _reference(self, node: ScalarNode) -> tuple[int, ...] | None:
+        if _is_integer(node):
+            raise PlacedError(node.mark, f"expected a set, found {quoted(node.text)}; write [{node.text}]")
         name = read_text(node, "the name of a set, a list of integers, or a mapping")
         if name not in self._nodes:
             raise PlacedError(node.mark, f"unknown set {quoted(name)}{suggestion(name, self._nodes)}")
@@ -236,7 +230,7 @@ class IndexSets:
     def _charge(self, node: Node, count: int) -> None:
         self._charged += count
         if self._charged > MAX_MEMBERS:
-            raise PlacedError(node.mark, f"the sets of the recipe have more than {MAX_MEMBERS} members together")
+            self._problems.stop(node.mark, f"the sets of the recipe have more than {MAX_MEMBERS} members together")
 
     def _listed(self, node: ListNode) -> tuple[int, ...] | None:
         self._charge(node, len(node.items))

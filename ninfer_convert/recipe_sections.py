@@ -16,6 +16,7 @@ from typing import Any
 from ninfer_convert.expression import Mark
 from ninfer_convert.recipe import Evidence, InputSpec, SourceSpec
 from ninfer_convert.recipe_files import Document
+from ninfer_convert.recipe_problems import PlacedError, Problems, quoted, suggestion
 from ninfer_convert.recipe_scalars import (
     read_choice,
     read_filled_list,
@@ -27,7 +28,7 @@ from ninfer_convert.recipe_scalars import (
     read_prose,
 )
 from ninfer_convert.recipe_scope import Scope
-from ninfer_convert.yaml_nodes import ListNode, Node, PlacedError, Problems, ScalarNode, quoted, suggestion
+from ninfer_convert.yaml_nodes import ListNode, Node, ScalarNode
 
 SAFETENSORS_DTYPES = (
     *("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "BF16", "F32", "F64", "C64"),
@@ -108,7 +109,10 @@ class SectionReader:
         return {name: self._source(name, source) for name, source in merged.items()}
 
     def evidence(self) -> tuple[Evidence, ...] | None:
-        """Returns what the recipe cites; nothing for `none`, None if it does not speak of evidence at all."""
+        """Returns what the recipe cites; nothing for `none`, None if it does not speak of evidence at all.
+
+        An entry that is wrong, which has been noted, stands as evidence for everything.
+        """
         found: list[Evidence] | None = None
         for document in self._chain:
             node = document.sections.get("evidence")
@@ -118,9 +122,9 @@ class SectionReader:
                 found = []
                 continue
             wanted = "'none' or a list of evidence"
-            for item in self._problems.attempt(read_filled_list, node, wanted) or ():
-                entry = self._problems.attempt(self._evidence, item)
-                found = [*(found or ()), *([entry] if entry is not None else ())]
+            for item in self._problems.attempt(read_filled_list, node, wanted) or (node,):
+                entry = self._problems.attempt(self._evidence, item) if item is not node else None
+                found = [*(found or ()), entry or Evidence("*", "", item.mark)]
         return None if found is None else tuple(found)
 
     def _evidence(self, node: Node) -> Evidence | None:

@@ -1,7 +1,7 @@
 """Strict YAML: bytes to nodes that know their place, with limits, and without YAML's silent readings.
 
-Owns syntax: encoding, limits, duplicate keys, merge keys, aliases, and the collecting of problems. Scalars
-stay text; what they mean is read in `recipe_scalars`. Refuses to know what any key is for.
+Owns syntax: encoding, limits, duplicate keys, merge keys, aliases. Scalars stay text; what they mean is read
+in `recipe_scalars`. Refuses to know what any key is for.
 
 Source: engineering_facts.md D4; cases C31, C54, C55.
 """
@@ -9,26 +9,22 @@ Source: engineering_facts.md D4; cases C31, C54, C55.
 from __future__ import annotations
 
 import codecs
-import difflib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import yaml
 
-from ninfer_convert.errors import RecipeError, printable
+from ninfer_convert.errors import printable
 from ninfer_convert.expression import Mark
+from ninfer_convert.recipe_problems import PlacedError, Problems, quoted
 
 MAX_FILE_BYTES = 4 << 20
 MAX_DEPTH = 64
 MAX_NODES = 100_000
 """Nodes of one document, counted after every alias has been written out."""
-
-MAX_MESSAGES = 100
-
-Result = TypeVar("Result")
 
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -50,6 +46,8 @@ _READINGS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 
 _FORBIDDEN = re.compile("[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile("^%", re.MULTILINE)
+_CROWDED_COLON = re.compile(r"[ \r\n]*:[,?\[\]{}]")
+_CROWDED_COMMENT = re.compile("[|>][-+0-9]*#")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _LINE_BREAK = re.compile("\r\n|\r|\n")
 
@@ -83,106 +81,11 @@ class MapNode:
 Node = ScalarNode | ListNode | MapNode
 
 
-class PlacedError(RecipeError):
-    """One problem at one place."""
-
-    def __init__(self, mark: Mark, text: str) -> None:
-        super().__init__(f"{mark}: {text}")
-        self.mark = mark
-        self.text = text
-
-
-class ReportedError(PlacedError):
-    """A problem that follows from one that has been noted; nobody needs to read of it."""
-
-    def __init__(self, mark: Mark) -> None:
-        super().__init__(mark, "follows from another problem")
-
-
-class Problems:
-    """Collects problems so that all of them are reported at once, in the order of their places.
-
-    A loop reads the same nodes again and again: `next_turn` says that another round begins, and a place that
-    has been complained about in an earlier turn stays quiet.
-    """
-
-    def __init__(self) -> None:
-        self._texts: dict[Mark, list[str]] = {}
-        self._turns: dict[Mark, int] = {}
-        self._turn = 0
-
-    def next_turn(self) -> None:
-        """Begins another round over nodes that may have been read before."""
-        self._turn += 1
-
-    def add(self, mark: Mark, text: str) -> None:
-        """Notes one problem."""
-        if self._turns.setdefault(mark, self._turn) == self._turn:
-            texts = self._texts.setdefault(mark, [])
-            if text not in texts:
-                texts.append(text)
-
-    def attempt(self, function: Callable[..., Result], *arguments: Any) -> Result | None:
-        """Returns the function's result, or None after noting the `PlacedError` it raised."""
-        try:
-            return function(*arguments)
-        except PlacedError as error:
-            if not isinstance(error, ReportedError):
-                self.add(error.mark, error.text)
-            return None
-
-    def stop(self, mark: Mark, text: str) -> NoReturn:
-        """Notes a problem that makes going on pointless, and raises everything noted so far."""
-        self._texts.setdefault(mark, []).append(text)
-        self.raise_if_any()
-        raise AssertionError("there is at least one problem")
-
-    def raise_if_any(self) -> None:
-        """Raises one `RecipeError` with every problem, sorted by place, if there is one."""
-        messages = [f"{mark}: {text}" for mark in sorted(self._texts) for text in self._texts[mark]]
-        if len(messages) > MAX_MESSAGES:
-            messages[MAX_MESSAGES:] = [f"{len(messages) - MAX_MESSAGES} more problems are not shown"]
-        if messages:
-            raise RecipeError(*messages)
-
-
 def yaml_reading(text: str) -> str | None:
     """Returns what YAML reads an unquoted scalar as, in words; None if every YAML reads it as text."""
     if not text:
         return "null"
     return next((reading for reading, pattern in _READINGS.items() if pattern.fullmatch(text)), None)
-
-
-def quoted(text: str) -> str:
-    """Returns text as it may stand in a message: printable, shortened, in single quotes."""
-    return f"'{printable(text[:80])}{'...' if len(text) > 80 else ''}'"
-
-
-def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Returns the candidate that was most likely meant, or None.
-
-    Case, `_`, `-` and `.` do not count; a beginning that only one candidate has is near, too.
-    """
-    by_form = {_form(candidate): candidate for candidate in reversed(list(candidates))}
-    form = _form(text)[:200]
-    begun = [name for name in by_form if len(form) > 1 and name.startswith(form)]
-    if form in by_form or len(begun) == 1:
-        return by_form[form if form in by_form else begun[0]]
-    close = difflib.get_close_matches(form, by_form, n=1, cutoff=cutoff)
-    return by_form[close[0]] if close else None
-
-
-def _form(text: str) -> str:
-    return re.sub("[-_. ]", "", text.casefold())
-
-
-def suggestion(text: str, candidates: Iterable[str]) -> str:
-    """Returns the end of a message about an unknown name: the nearest one, else a short list, else nothing."""
-    names = list(candidates)
-    close = nearest(text, names)
-    if close is not None:
-        return f"; nearest is {quoted(close)}"
-    return f"; known: {', '.join(map(printable, names))}" if 0 < len(names) <= 16 else ""
 
 
 def parse_document(data: bytes, file: str, problems: Problems, loader: Any = LOADER) -> Node:
@@ -304,20 +207,28 @@ class _Builder:
         plain = not event.style
         if _SURROGATE.search(event.value):
             self._problems.add(mark, "the text has half of a surrogate pair, which is no character")
-        if plain and self._stack and self._stack[-1].flow:
-            self._require_plain_flow(event, mark)
-        if plain and not event.value and self._stack and self._stack[-1].is_map and self._stack[-1].children:
-            # The parsers differ about where a value is that is not there.
-            mark = self._stack[-1].children[-1].mark
+        self._require_portable(event, mark)
+        if plain and not event.value:
+            mark = self._place_of_nothing(mark)
         self._add(ScalarNode(event.value, plain, mark), event.anchor, 1, 1)
 
-    def _require_plain_flow(self, event: Any, mark: Mark) -> None:
-        """Refuses the unquoted spellings that the two parsers split differently."""
-        after = self._text[event.end_mark.index : event.end_mark.index + 2]
-        if "?" in event.value:
-            self._problems.add(mark, f"{quoted(event.value)} has a ? between brackets; quote it")
-        elif len(after) == 2 and after[0] == ":" and after[1] in ",?[]{}":
-            raise PlacedError(mark, f"not valid YAML: the colon after {quoted(event.value)} needs a space after it")
+    def _place_of_nothing(self, mark: Mark) -> Mark:
+        """Returns one place for a scalar that is not there; the parsers see it in different ones."""
+        if not self._stack:
+            return Mark(self._file, 1, 1)
+        parent = self._stack[-1]
+        return parent.children[-1].mark if parent.is_map and parent.children else mark
+
+    def _require_portable(self, event: Any, mark: Mark) -> None:
+        """Refuses the spellings that the C parser and the Python parser take differently."""
+        if event.style and event.style in "|>":
+            if _CROWDED_COMMENT.match(self._text, event.start_mark.index):
+                raise PlacedError(mark, "not valid YAML: a comment needs a space before its #")
+        elif not event.style and self._stack and self._stack[-1].flow:
+            if "?" in event.value:
+                self._problems.add(mark, f"{quoted(event.value)} has a ? between brackets; quote it")
+            elif _CROWDED_COLON.match(self._text, event.end_mark.index):
+                raise PlacedError(mark, f"not valid YAML: the colon after {quoted(event.value)} needs a space after it")
 
     def _open(self, event: Any) -> None:
         mark = self._mark(event)
