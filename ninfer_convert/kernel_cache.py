@@ -36,9 +36,9 @@ _DIGEST_BYTES = hashlib.sha256().digest_size
 def cache_directory() -> Path | None:
     """Returns the first directory that is ours alone and can be written, or None; it is created if need be.
 
-    The candidates are below $NUMBA_CACHE_DIR, the user's cache directory ($XDG_CACHE_HOME or ~/.cache) and the
-    directory for temporary files, in this order. The last part of the path names the version of the converter
-    and the digest of the kernels' source. Found once per process.
+    The candidates are below $NUMBA_CACHE_DIR, the user's cache directory ($XDG_CACHE_HOME or ~/.cache) and
+    $TMPDIR (or /tmp), in this order. The last part of the path names the version of the converter and the
+    digest of the kernels' source. Found once per process.
     """
     for parents in _candidates():
         if _is_usable(*parents):
@@ -52,14 +52,22 @@ def _candidates() -> Iterator[tuple[Path, ...]]:
     named = os.environ.get("NUMBA_CACHE_DIR")
     if named:
         yield Path(named).absolute(), Path(named).absolute() / leaf
-    for base in (os.environ.get("XDG_CACHE_HOME"), "~/.cache"):
-        with contextlib.suppress(RuntimeError):  # no home directory
-            if base and Path(base).expanduser().is_absolute():
-                own = Path(base).expanduser() / "ninfer-convert"
-                yield own.parent, own, own / leaf
-                break
-    own = Path(tempfile.gettempdir()).absolute() / f"ninfer-convert-{os.geteuid()}"
-    yield own.parent, own, own / leaf
+    user = _user_cache_directory()
+    if user is not None:
+        yield user, user / "ninfer-convert", user / "ninfer-convert" / leaf
+    temporary = Path(os.environ.get("TMPDIR") or "/tmp").absolute()
+    own = temporary / f"ninfer-convert-{os.geteuid()}"
+    yield temporary, own, own / leaf
+
+
+def _user_cache_directory() -> Path | None:
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if named.is_absolute():
+        return named
+    try:
+        return Path.home().absolute() / ".cache"
+    except RuntimeError:  # a user id without an account
+        return None
 
 
 def _source_digest() -> str:
