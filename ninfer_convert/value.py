@@ -459,7 +459,7 @@ def cast_words(words: Buffer, source: str, target: str) -> tuple[npt.NDArray[Any
 
     Exact widening keeps every sign, infinity and NaN payload. Rounding to BF16 is to nearest, ties to even; a
     finite value that would become infinite is an offence, infinities pass and a NaN keeps its sign and top
-    payload bits, quieted when those are zero. The cast to I32 takes only integers in range.
+    payload bits and becomes quiet. The cast to I32 takes only integers in range.
 
     Source: tensor-formats.md section 3.1, last paragraph of the direct formats.
     """
@@ -486,8 +486,7 @@ def _round_to_bf16(words: npt.NDArray[np.uint32]) -> tuple[npt.NDArray[Any], tup
     rounded = (words + np.uint32(0x7FFF) + ((words >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     top = words >> np.uint32(16)
     is_nan = magnitude > 0x7F800000
-    quieted = np.where((top & 0x7F) == 0, top | np.uint32(0x40), top)
-    result = np.where(is_nan, quieted, rounded).astype("<u2")
+    result = np.where(is_nan, top | np.uint32(0x40), rounded).astype("<u2")
     overflow = np.flatnonzero(((result & 0x7FFF) == 0x7F80) & (magnitude < 0x7F800000))
     if len(overflow):
         index = int(overflow[0])
