@@ -29,6 +29,7 @@ from ninfer_convert.plan import Plan, PlannedTensor, make_plan
 from ninfer_convert.recipe_loader import load_recipe
 from ninfer_convert.source import Checkpoint, open_checkpoint
 from ninfer_convert.stand_in import RANKING_FILE, write_demo_checkpoint, write_stand_in
+from ninfer_convert.verify import verify_artifact
 
 COMMAND = [sys.executable, "-m", "ninfer_convert"]
 K = 5120
@@ -62,6 +63,7 @@ def table(result: Mapping[str, Any]) -> str:
             lines.append(f"  {name} cache: run {run[name]:.2f} s, bound {bound:.2f} s, {verdict}")
         peak, planned = run["peak_bytes"] / 2**20, run["planned_peak"] / 2**20
         lines.append(f"  peak memory {peak:.0f} MiB, planned {planned:.0f} MiB")
+        lines.append(f"  verify of the artifact, warm: {run['verify_ratio']:.2f} of a plain read (bound 0.50)")
     lines += ["", "start-up (median, bound):"]
     lines += [f"  {row['what']:36} {row['seconds']:.3f} s  {row['bound']:.1f} s" for row in result["startup"]]
     return "\n".join(lines)
@@ -96,6 +98,7 @@ def _dense(parent: Path, repeats: int) -> dict[str, Any]:
                 "warm_bound": FACTOR * max(floors["W"], compute) + SLACK_SECONDS,
                 "cold_bound": FACTOR * max(floors["W"], compute, floors["R"]) + SLACK_SECONDS,
                 "peak_bytes": peak_memory(_run_command(recipe, source, directory / "out.ninfer")),
+                "verify_ratio": _verify_ratio(directory / "out.ninfer", threads, repeats),
                 "planned_peak": planned["totals"]["peak_memory_bytes"],
             }
 
@@ -187,6 +190,19 @@ def _interleaved(
             for left in (output, output.with_name("out.ninfer.conversion.json"), directory / "floor"):
                 left.unlink(missing_ok=True)
     return timed
+
+
+def _verify_ratio(artifact: Path, threads: int, repeats: int) -> float:
+    """Returns how fast values are verified, against plain positional reads of the same file."""
+    jobs = {"read": lambda: _read(artifact), "verify": lambda: verify_artifact(artifact, threads=threads)}
+    timed: dict[str, list[float]] = {name: [] for name in jobs}
+    for turn in range(repeats + 1):
+        for name, job in jobs.items():
+            begin = time.perf_counter()
+            job()
+            if turn:
+                timed[name].append(time.perf_counter() - begin)
+    return statistics.median(timed["read"]) / statistics.median(timed["verify"])
 
 
 def _run_command(recipe: Path, source: Path, output: Path) -> list[str]:

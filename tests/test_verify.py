@@ -4,10 +4,8 @@ import hashlib
 import json
 import os
 import threading
-import time
 import tracemalloc
 
-import numpy as np
 import pytest
 from artifacts import FORMATS, FP8, NVFP4, TINY, reframe, tensor, tiny_directory, write
 from oracle import layouts
@@ -364,23 +362,3 @@ def test_every_byte_is_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "preadv", counted)
     assert problems(path) == []
     assert path.stat().st_size - 4096 <= sum(total) <= path.stat().st_size + 4096
-
-
-@pytest.mark.heavy
-def test_verification_keeps_half_of_the_plain_read_rate(tmp_path):
-    path = large_artifact(tmp_path / "large.ninfer", 16384)
-    buffer = np.empty(8 * 2**20, np.uint8)
-
-    def plain():
-        with path.open("rb", buffering=0) as file:
-            position = 0
-            while got := os.preadv(file.fileno(), [buffer], position):
-                position += got
-
-    def seconds(action):
-        begin = time.perf_counter()
-        action()
-        return time.perf_counter() - begin
-
-    pairs = [(seconds(plain), seconds(lambda: verify_artifact(path))) for _ in range(5)]
-    assert min(read for read, _ in pairs) / min(checked for _, checked in pairs) >= 0.5
