@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 from types import FrameType
+from typing import Any
 
 import click
 
@@ -30,6 +31,10 @@ COMMANDS = {
 """Every command: where it lives, and its line in `--help`."""
 
 
+class _EndedError(Exception):
+    """Carries what ended a command past click, which would give a broken pipe exit code 1."""
+
+
 class LazyGroup(click.Group):
     """A command group that imports a command when it is asked for."""
 
@@ -44,6 +49,12 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is no command")
         return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (BrokenPipeError, KeyboardInterrupt) as error:
+            raise _EndedError from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
@@ -83,9 +94,10 @@ def _run() -> int:
         error.show()
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; give the same command again", err=True)
-        return INTERRUPTED_EXIT_CODE
-    except BrokenPipeError:
+        return _interrupted()
+    except (_EndedError, BrokenPipeError) as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            return _interrupted()
         # The reader of our output went away; what it had read was enough for it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -93,6 +105,11 @@ def _run() -> int:
         if os.environ.get("NINFER_CONVERT_DEBUG") == "1":
             raise
         return _report(error)
+
+
+def _interrupted() -> int:
+    click.echo("interrupted; give the same command again", err=True)
+    return INTERRUPTED_EXIT_CODE
 
 
 def _report(error: Exception) -> int:
