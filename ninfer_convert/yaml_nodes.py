@@ -44,6 +44,15 @@ _READINGS: Mapping[str, re.Pattern[str]] = MappingProxyType(
 )
 """What YAML 1.1 or 1.2 takes an unquoted scalar for, where it is not text."""
 
+_HINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "alphabetic or numeric": "; quote text that begins with * or &",
+        "',' or ": "; between brackets, quote text that has one of [ ] { } or a comma",
+        "cannot start any token": "; quote text that begins so",
+    }
+)
+"""What to do about a syntax error, by a part of what both parsers say."""
+
 _FORBIDDEN = re.compile("[^\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]")
 _DIRECTIVE = re.compile("^%", re.MULTILINE)
 _CROWDED_COLON = re.compile(r"[ \r\n]*:[,?\[\]{}]")
@@ -108,7 +117,8 @@ def parse_document(data: bytes, file: str, problems: Problems, loader: Any = LOA
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
         problem = getattr(error, "problem", None) or "cannot be parsed"
-        raise PlacedError(_mark(file, mark), f"not valid YAML: {printable(problem)}") from None
+        hint = next((text for part, text in _HINTS.items() if part in problem), "")
+        raise PlacedError(_mark(file, mark), f"not valid YAML: {printable(problem)}{hint}") from None
     if builder.root is None:
         raise PlacedError(Mark(file, 1, 1), "the file holds no YAML document")
     return builder.root
@@ -247,7 +257,7 @@ class _Builder:
     def _alias(self, event: Any) -> None:
         mark = self._mark(event)
         if event.anchor not in self._anchors:
-            raise PlacedError(mark, f"*{event.anchor} has no anchor before it")
+            raise PlacedError(mark, f"*{event.anchor} has no anchor before it; quote text that begins with *")
         target = self._anchors[event.anchor]
         if target is None:
             raise PlacedError(mark, f"*{event.anchor} stands inside its own anchor")

@@ -44,6 +44,38 @@ def test_a_wrong_recipe_is_refused_with_every_place(before: str, after: str, tol
     assert [message.removeprefix("recipe.yaml:") for message in messages(SMALL.replace(before, after))] == told
 
 
+OBJECT = "{name: x, shape: [1], format: BF16, value: v}"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            HEAD.replace("{base: {}, other: {}}", "{}") + f"objects: [{OBJECT}]",
+            ["5:10: a recipe needs at least one source"],
+        ),
+        (HEAD + "objects: x", ["6:10: expected a list of objects, found 'x'"]),
+        (HEAD + "objects: []", ["6:10: expected a list of objects, found an empty list"]),
+        (HEAD + "objects: [x]", ["6:11: expected an object, a mapping, found 'x'"]),
+        (HEAD + f"objects: [{OBJECT}, {{component: c}}]", ["6:58: a component needs 'objects'"]),
+        (HEAD + f"objects: [{OBJECT.replace('v}', chr(39) * 2 + '}')}]", ["6:54: expected a tensor, found empty text"]),
+        (
+            HEAD + f"objects: [{OBJECT.replace('v}', 'v, require: [{range: 5}]}')}]",
+            ["6:75: expected the bounds [low, high], both included, found '5'"],
+        ),
+        (HEAD + f"objects: [{OBJECT}]\nconditions: x", ["7:13: expected a list of conditions, found 'x'"]),
+        (HEAD + f"objects: [{OBJECT}]\nsets: {{a: {{all: [{{from: 1, thru: 2}}]}}}}", [
+            "7:18: a set needs 'through'",
+            "7:29: unknown key 'thru' in a set; nearest is 'through'",
+        ]),
+        (HEAD + f"objects: [{OBJECT}]\nsets: [a]", ["7:7: expected a mapping of sets, found a list"]),
+        (HEAD + f"objects: [{OBJECT}]\nvalues: {{a: ''}}", ["7:13: expected a tensor, found empty text"]),
+    ],
+)  # fmt: skip
+def test_a_section_of_the_wrong_kind_is_refused(text: str, told: list[str], here: Path) -> None:
+    assert [message.removeprefix("recipe.yaml:") for message in messages(text)] == told
+
+
 def test_problems_of_several_sections_are_told_together_in_order(here: Path) -> None:
     text = SMALL.replace("[-1e1, .5]", "[-1e1, x]").replace("step: 2", "step: 0").replace("rule: exact", "rule: exakt")
     assert [message.split(": ")[0] for message in messages(text)] == [
