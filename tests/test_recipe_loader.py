@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from recipe_texts import COMMIT, DIGEST, FP8, FP8_ROW, GROUPED, HEAD, SMALL, TUNE, load, resources, tensors
 
+from ninfer_convert import recipe_files
 from ninfer_convert.errors import RecipeError
 from ninfer_convert.recipe_files import recipes_directory
 from ninfer_convert.recipe_loader import find_recipe, load_recipe, shipped_recipes
@@ -280,6 +281,18 @@ def test_shipped_recipes_are_found_by_name() -> None:
         path = find_recipe(name)
         assert path.is_file()
         assert path.is_relative_to(recipes_directory())
+
+
+def test_an_installed_package_has_its_recipes_inside(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (here / "recipes").mkdir()
+    (here / "recipes" / "beside.yaml").write_text(SMALL)
+    monkeypatch.setattr(recipe_files, "__file__", str(here / "ninfer_convert" / "recipe_files.py"))
+    assert shipped_recipes() == ["beside"]
+    inside = here / "ninfer_convert" / "recipes" / "family"
+    inside.mkdir(parents=True)
+    (inside / "inside.yaml").write_text(SMALL)
+    assert shipped_recipes() == ["family/inside"]
+    assert load_recipe("family/inside").id == "small-v1"
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ OBJECT = "{name: x, shape: [1], format: BF16, value: v}"
         (HEAD + f"objects: [{OBJECT}]\nconditions: x", ["7:13: expected a list of conditions, found 'x'"]),
         (HEAD + f"objects: [{OBJECT}]\nsets: {{a: {{all: [{{from: 1, thru: 2}}]}}}}", [
             "7:18: a set needs 'through'",
-            "7:29: unknown key 'thru' in a set; nearest is 'through'",
+            "7:28: unknown key 'thru' in a set; nearest is 'through'",
         ]),
         (HEAD + f"objects: [{OBJECT}]\nsets: [a]", ["7:7: expected a mapping of sets, found a list"]),
         (HEAD + f"objects: [{OBJECT}]\nvalues: {{a: ''}}", ["7:13: expected a tensor, found empty text"]),
