@@ -24,7 +24,7 @@ import numpy.typing as npt
 from ninfer_convert.allowance import available_memory
 from ninfer_convert.block import BLOCK_BYTES, Block, block_memory, block_spans, blocks
 from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.errors import EncodeError, PlanError, printable
+from ninfer_convert.errors import EncodeError, PlanError, SourceError, printable
 from ninfer_convert.journal import Journal, differences, journal_path, read_journal
 from ninfer_convert.plan import Plan, PlannedResource
 from ninfer_convert.provenance import Outcome, plan_identity
@@ -316,6 +316,9 @@ class _Run:
         else:
             try:
                 pieces = maker.make(item, block)
+            except SourceError as error:
+                name = printable(item.name)
+                raise SourceError(*(f"object {name}: {message}" for message in error.messages)) from error
             except MemoryError as error:
                 need = block_memory(item, self.block_bytes)
                 raise EncodeError(

@@ -59,7 +59,10 @@ from ninfer_convert.value import (
 MAX_IDS_BYTES = 64 << 20
 """Ids of a gather are read while planning; a longer vector is refused."""
 
-QUANTIZED_FIELDS = ("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale", "weight_scale_2")
+QUANTIZED_FIELDS = (
+    *("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
+    *("weight_scale_2", "weight_scale_inv"),
+)
 DIVISOR_FIELDS = (".weight_global_scale", ".input_global_scale")
 MULTIPLIER_FIELDS = (".weight_scale_2", ".input_scale")
 NVFP4_GROUP = 16
@@ -259,6 +262,9 @@ class Binder:
         if codes.dtype != "F8_E4M3" or len(codes.shape) != 2:
             raise _field_error(module, codes, "F8_E4M3 [N, K], or the fields of an NVFP4 module")
         n, k = codes.shape
+        if {"weight_scale", "weight_scale_inv"} & self._fields(module) == {"weight_scale_inv"}:
+            blocks = self._tensor(module.source, f"{module.name}.weight_scale_inv", module.mark)
+            raise _field_error(module, blocks, f"weight_scale BF16 [{n}, 1], one multiplier per row and none per block")
         scales = self._tensor(module.source, f"{module.name}.weight_scale", module.mark)
         if scales.dtype != "BF16" or scales.shape not in ((n,), (n, 1)):
             raise _field_error(module, scales, f"BF16 [{n}] or [{n}, 1], one multiplier per row")

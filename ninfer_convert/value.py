@@ -501,10 +501,12 @@ def _to_int32(words: Buffer, source: str) -> tuple[npt.NDArray[Any], tuple[int, 
         bad = np.zeros(len(numbers), bool)
     else:
         if source == "BF16":
-            numbers = _widen(words, source).view(np.float32)
+            floats: npt.NDArray[Any] = _widen(words, source).view(np.float32)
         else:
-            numbers = words.view({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[source])
+            floats = words.view({"F16": "<f2", "F32": "<f4", "F64": "<f8"}[source])
         with np.errstate(invalid="ignore"):
+            # In binary32 the largest integer would be compared as 2**31.
+            numbers = floats.astype(np.float64)
             bad = ~(np.isfinite(numbers) & (np.trunc(numbers) == numbers))
     with np.errstate(invalid="ignore"):
         outside = (numbers < -(2**31)) | (numbers > 2**31 - 1)

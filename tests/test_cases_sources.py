@@ -28,7 +28,7 @@ from case_tools import (
     snapshot,
     words_of,
 )
-from checkpoints import Words, bf16, write_safetensors
+from checkpoints import Words, write_safetensors
 
 ONE, TWO = 0x3F80, 0x4000
 INDEX = "model.safetensors.index.json"
@@ -751,7 +751,9 @@ class TestRanking:
         case.inputs.clear()
         assert "add --input ranking=PATH" in case.refused(messages=2)[0]
 
-    @pytest.mark.parametrize("special", [b"[]", b"{}", b"not json", b'{"added_tokens_decoder": {"x": {"special": true}}}'])
+    @pytest.mark.parametrize(
+        "special", [b"[]", b"{}", b"not json", b'{"added_tokens_decoder": {"x": {"special": true}}}']
+    )
     def test_a_tokenizer_config_without_the_special_tokens_is_named(self, case: Case, special: bytes) -> None:
         self.write(case, self.COUNTS.tobytes(), special=special)
         case.refused("tokenizer_config.json of source base has no usable added_tokens_decoder")
@@ -831,9 +833,3 @@ class TestPlaces:
         case.converted()
         assert snapshot(directory) == before
         os.chmod(directory, 0o755)
-
-    def test_both_prefixed_and_unprefixed_bits_are_kept(self, case: Case) -> None:
-        case.source({"w": bf16([1.0, -0.0, float("nan")])})
-        case.recipe(entry("w", [3], "BF16", "w"))
-        case.converted()
-        assert case.words("w")[1] == 0x8000
