@@ -84,16 +84,14 @@ class SectionReader:
         return (present[0], present[1], present[2]) if len(present) == 3 else None
 
     def inputs(self) -> dict[str, InputSpec]:
-        """Returns the auxiliary inputs."""
-        merged: dict[str, tuple[Mark, dict[str, Node]]] = {}
-        for name, node in self._each("inputs", "input"):
-            members = self._problems.attempt(read_members, node, "an input", (), ("sha256",), self._problems)
-            _mark, inherited = merged.get(name, (node.mark, {}))
-            merged[name] = (node.mark, inherited | dict(members or {}))
-        return {
-            name: InputSpec(name, self._hex(members.get("sha256"), 64, "a SHA-256"), mark)
-            for name, (mark, members) in merged.items()
-        }
+        """Returns the auxiliary inputs; an override takes nothing over from what it overrides."""
+        found: dict[str, InputSpec] = {}
+        for document in self._chain:
+            for name, node in self._named(document, "inputs", "input"):
+                members = self._problems.attempt(read_members, node, "an input", (), ("sha256",), self._problems)
+                sha256 = self._hex((members or {}).get("sha256"), 64, "a SHA-256")
+                found[name] = InputSpec(name, sha256, node.mark)
+        return found
 
     def sources(self) -> dict[str, SourceSpec]:
         """Returns the sources, the default one first, each with what it need not use."""
@@ -141,9 +139,6 @@ class SectionReader:
             return []
         named = self._problems.attempt(read_named, document.sections[section], what, self._problems)
         return list((named or {}).items())
-
-    def _each(self, section: str, what: str) -> list[tuple[str, Node]]:
-        return [found for document in self._chain for found in self._named(document, section, what)]
 
     def _hex(self, node: Node | None, digits: int, what: str) -> str | None:
         return None if node is None else self._problems.attempt(read_hex, node, digits, what)

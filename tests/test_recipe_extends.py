@@ -83,6 +83,10 @@ def test_names_sets_values_and_inputs_are_overridden_for_the_inherited_objects(b
     assert (tune.model_id, tune.weights_id) == ("small", "tuned")
 
 
+def test_an_input_that_is_given_anew_without_a_digest_is_not_pinned(base: Recipe) -> None:
+    assert load(TUNE + "inputs: {ranking: {}}\n", "tune.yaml").inputs["ranking"].sha256 is None
+
+
 def test_ignore_conditions_and_evidence_add_and_objects_come_last(base: Recipe) -> None:
     tune = load(
         TUNE + "ignore: {quantized: [x]}\nconditions: [{same: [c, d]}]\nevidence: [{text: More.}]\n"
