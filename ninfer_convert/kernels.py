@@ -32,12 +32,9 @@ A multiple of 128, so that no group straddles two segments."""
 
 _F16_MAGNITUDE = np.uint16(0x7FFF)
 """Everything but the sign, of a BF16 word too."""
-_F32_MAGNITUDE = np.uint32(0x7FFFFFFF)
-_F32_INFINITY = np.uint32(0x7F800000)
-_F16_INFINITY = np.uint32(0x7C00)
-_F16_MIN_NORMAL = np.uint32(0x0400)
-_F16_ULP = np.float32(2.0**-24)
-_F16_REBIAS = np.uint32((127 - 15) << 23)
+_F32_MAGNITUDE, _F32_INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
+_F16_MIN_NORMAL, _F16_INFINITY = np.uint32(0x0400), np.uint32(0x7C00)
+_F16_STEP, _F16_REBIAS = np.float32(2.0**-24), np.uint32((127 - 15) << 23)
 _BF16_INFINITY = np.uint32(0x7F80)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
@@ -50,8 +47,7 @@ _F16_ANCHOR, _F16_ANCHOR_WORD = np.float32(0.5), np.uint32(0x3F000000)
 _E4M3_ANCHOR, _E4M3_ANCHOR_WORD = np.float32(2.0**14), np.uint32(0x46800000)
 """A float32 whose last place is 2^-9, the E4M3FN subnormal step."""
 
-_E4M3_MAX = np.float32(448)
-_E4M3_MIN_NORMAL_WORD = np.uint32(0x3C800000)
+_E4M3_MAX, _E4M3_MIN_NORMAL_WORD = np.float32(448), np.uint32(0x3C800000)
 
 Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -78,7 +74,7 @@ def _finite_f16_to_f32(word: np.uint16) -> np.uint32:
     magnitude = np.uint32(word & _F16_MAGNITUDE)
     normal = np.uint32((magnitude << np.uint32(13)) + _F16_REBIAS)
     # An integer times a power of two: no subnormal operand, so the processor's flush mode cannot matter.
-    subnormal = np.uint32(np.float32(np.float32(np.int32(magnitude)) * _F16_ULP).view(np.uint32))
+    subnormal = np.uint32(np.float32(np.float32(np.int32(magnitude)) * _F16_STEP).view(np.uint32))
     wide = normal if magnitude >= _F16_MIN_NORMAL else subnormal
     return np.uint32(wide | (np.uint32(word & np.uint16(0x8000)) << np.uint32(16)))
 
@@ -422,25 +418,25 @@ def swizzle_nvfp4_scales(scale: Array, out: Array) -> int:
     Returns -1, or row * (K / 16) + group of the first word that is not a finite one with sign zero.
     Source: tensor-formats.md section 3.3; layouts.md, blockscale-k16-m128x4-v1.
     """
-    rows, groups = scale.shape
-    for row in range(rows):
-        words = scale[row]
+    groups = scale.shape[1]
+    # Four words of a row stay together; in the order of the target, because scattered writes cost more.
+    quads = scale.view(np.uint32)
+    swizzled = out.view(np.uint32).reshape((scale.shape[0] // 128, groups // 4, 32, 4))
+    for block in range(swizzled.shape[0]):
+        words = scale[block * 128 : (block + 1) * 128].reshape(-1)
         largest = np.uint8(0)
-        for g in range(groups):
-            largest = max(largest, words[g])
+        for i in range(words.size):
+            largest = max(largest, words[i])
         if largest >= np.uint8(0x7F):
             first = 0
             while words[first] < np.uint8(0x7F):
                 first += 1
-            bad_group: int = row * groups + first
-            return bad_group
-        lane = row % 128
-        begin = row // 128 * (groups // 4) * 512 + lane % 32 * 16 + lane // 32 * 4
-        for quad in range(groups // 4):
-            place = out[begin + quad * 512 : begin + quad * 512 + 4]
-            natural = words[quad * 4 : quad * 4 + 4]
-            for i in range(4):
-                place[i] = natural[i]
+            bad_scale: int = block * 128 * groups + first
+            return bad_scale
+        for quad in range(swizzled.shape[1]):
+            for lane in range(32):
+                for part in range(4):
+                    swizzled[block, quad, lane, part] = quads[block * 128 + part * 32 + lane, quad]
     return -1
 
 

@@ -91,16 +91,17 @@ def test_blocks_of_128_rows_from_threads_give_the_same_bytes():
 
 @pytest.mark.parametrize("word", range(256))
 def test_a_scale_word_is_taken_exactly_if_finite_with_sign_zero(word):
-    code, scale = np.zeros((128, 32), np.uint8), np.full((128, 4), 0x38, np.uint8)
-    scale[3, 1], scale[3, 2], scale[90, 0] = word, word, 0xFF
+    code, scale = np.zeros((256, 32), np.uint8), np.full((256, 4), 0x38, np.uint8)
+    row = 3 if word % 2 else 131
+    scale[row, 1] = scale[row, 2] = word
     if word <= 0x7E:
-        scale[90, 0] = 0x7E
-        pack_nvfp4_rows(code, scale, nvfp4_planes(128, 64))
+        pack_nvfp4_rows(code, scale, nvfp4_planes(256, 64))
         return
+    scale[row + 5, 0] = 0xFF
     with pytest.raises(RowError) as caught:
-        pack_nvfp4_rows(code, scale, nvfp4_planes(128, 64))
+        pack_nvfp4_rows(code, scale, nvfp4_planes(256, 64))
     error = caught.value
-    assert (error.row, error.column, error.group) == (3, None, 1)
+    assert (error.row, error.column, error.group) == (row, None, 1)
     found = {
         0x7F: "is NaN; it must be finite",
         0xFF: "is NaN; it must be finite",
