@@ -9,6 +9,7 @@ Source: cli.md, `run`.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import threading
 import time
@@ -24,9 +25,9 @@ import numpy.typing as npt
 from ninfer_convert.allowance import available_memory
 from ninfer_convert.block import BLOCK_BYTES, Block, block_memory, block_spans, blocks
 from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.errors import EncodeError, PlanError, SourceError, printable
-from ninfer_convert.journal import Journal, differences, journal_path, read_journal
-from ninfer_convert.plan import Plan, PlannedResource
+from ninfer_convert.errors import EncodeError, OutputError, PlanError, SourceError, printable
+from ninfer_convert.journal import Journal, Kept, differences, journal_path, read_journal, remove_journal
+from ninfer_convert.plan import Plan, PlannedResource, PlannedTensor
 from ninfer_convert.provenance import Outcome, plan_identity
 from ninfer_convert.value import WORD_BYTES, Span, Value, elements
 from ninfer_convert.writer import PartFile
@@ -39,6 +40,9 @@ PREFETCH_BLOCKS = 4
 
 Progress = Callable[[int, int], None]
 """Called from the main thread now and then with the payload bytes written and their total."""
+
+BeforePublish = Callable[[Outcome], Callable[[], None] | None]
+"""Called when all bytes are on the disk; what it returns takes back what it did, should publishing fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +86,7 @@ def convert(
     resume: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
-    before_publish: Callable[[Outcome], None] | None = None,
+    before_publish: BeforePublish | None = None,
 ) -> Outcome:
     """Writes the artifact of a plan and returns what came out; the output appears only when complete.
 
@@ -94,25 +98,29 @@ def convert(
         resume: go on from what an interrupted run of the same conversion left; else start over.
         overwrite: replace an existing output.
         progress: reports bytes written.
-        before_publish: called when all bytes are on the disk, before the file gets its name.
+        before_publish: called before the file gets its name, for what must be there when the file is.
 
     Raises:
         EncodeError, SourceError: a value or word is not legal, a source changed; nothing is left behind.
         OutputError: writing failed; nothing is left behind.
         PlanError: what an interrupted run left belongs to another conversion; names what differs.
-        KeyboardInterrupt: passed on after every worker has stopped; part file and journal are kept.
+        KeyboardInterrupt: passed on after every worker has stopped; part file and journal are kept. One that
+            comes when the output has its name is too late, and is not passed on.
     """
     started = time.monotonic()
     identity = plan_identity(plan)
+    undo: Callable[[], None] | None = None
     with PartFile(output, plan.file_bytes) as part:
+        part.require_free_name(overwrite=overwrite)
         path = journal_path(part.path)
-        claims = _claims(part, path, identity, len(plan.objects)) if resume else None
-        part.begin(keep_content=claims is not None)
-        with Journal(path, identity, keep_entries=claims is not None) as journal:
+        kept = _kept(part, path, identity, len(plan.objects)) if resume else None
+        _begin(part, path, kept)
+        with Journal(path, identity, kept) as journal:
             run = _Run(plan, part, threads, block_bytes, journal)
             try:
                 part.write(0, plan.head)
-                run.check_claims(claims or {})
+                if kept is not None:
+                    run.resume(kept.claims)
                 run.execute(progress)
                 for checkpoint in plan.sources.values():
                     checkpoint.verify_unchanged()
@@ -120,32 +128,55 @@ def convert(
                 part.sync()
                 part.require_free_name(overwrite=overwrite)
                 if before_publish:
-                    before_publish(outcome)
+                    undo = before_publish(outcome)
             except KeyboardInterrupt:
-                run.record_done()
-                part.keep()
+                with contextlib.suppress(OutputError):
+                    run.record_done()
                 raise
             except BaseException:
                 journal.discard()
                 raise
             # A part file without a journal starts over, so a death between these two lines leaves no lie.
             journal.discard()
-            part.publish(overwrite=overwrite)
+            _publish(part, overwrite, undo)
     return outcome
 
 
-def _claims(part: PartFile, path: Path, identity: Mapping[str, Any], objects: int) -> dict[int, str] | None:
+def _kept(part: PartFile, path: Path, identity: Mapping[str, Any], objects: int) -> Kept | None:
     """Returns what an interrupted run of the same conversion claims to have done, or None to start over."""
-    found = read_journal(path, objects) if part.is_full_size() else None
+    found = None if part.is_empty() else read_journal(path, objects)
     if found is None:
         return None
-    if changed := differences(found[0], identity):
+    if changed := differences(found.identity, identity):
         part.keep()
         raise PlanError(
             f"{printable(str(part.path))} was left by an interrupted conversion that differs in "
             f"{', '.join(changed)}; --resume never starts over"
         )
-    return found[1]
+    return found if part.is_full_size() else None
+
+
+def _begin(part: PartFile, journal: Path, kept: Kept | None) -> None:
+    if kept is None:
+        # No claim outlives the bytes it was about.
+        remove_journal(journal)
+    try:
+        part.begin(keep_content=kept is not None)
+    except Exception:
+        remove_journal(journal)
+        raise
+
+
+def _publish(part: PartFile, overwrite: bool, undo: Callable[[], None] | None) -> None:
+    try:
+        part.publish(overwrite=overwrite)
+    except BaseException as error:
+        if not part.is_published():
+            if undo is not None:
+                undo()
+            raise
+        if not isinstance(error, KeyboardInterrupt):
+            raise
 
 
 def scan(
@@ -181,7 +212,7 @@ class _Run:
         digests = tuple(self.shared.digests[index] for index in range(len(self.plan.objects)))
         return Outcome(digests, self.file_digest.hexdigest(), time.monotonic() - started)
 
-    def check_claims(self, claims: Mapping[int, str]) -> None:
+    def resume(self, claims: Mapping[int, str]) -> None:
         """Hashes what an earlier run claims to have written; what proves true is not made again."""
         scratch = np.empty(HASH_BYTES, np.uint8)
         for index, digest in claims.items():
@@ -190,6 +221,22 @@ class _Run:
                 self.shared.pending[index] = 0
                 self.shared.recorded.add(index)
                 self.shared.written += self.plan.objects[index].nbytes
+        self._clear_gaps()
+
+    def _clear_gaps(self) -> None:
+        """Zeroes what no block writes: between objects, and between the planes of those to be made again."""
+        begin = self.plan.payload_offset
+        for index, item in enumerate(self.plan.objects):
+            start = self.plan.payload_offset + item.offset
+            spans = [(begin, start)]
+            if isinstance(item, PlannedTensor) and index not in self.shared.digests:
+                ends = [start, *(start + plane.offset + plane.nbytes for plane in item.geometry.planes)]
+                starts = [*(start + plane.offset for plane in item.geometry.planes), start + item.nbytes]
+                spans += zip(ends, starts, strict=True)
+            for gap, end in spans:
+                if gap < end and self.part is not None:
+                    self.part.write(gap, bytes(end - gap))
+            begin = start + item.nbytes
 
     def record_done(self) -> None:
         """Brings every finished object to the disk, then says so in the journal."""
@@ -222,17 +269,22 @@ class _Run:
             jobs += [self._chase, self._flush]
         self.shared.running = self.threads
         workers = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
-        for worker in workers:
-            worker.start()
         try:
+            _start(workers)
             self._await(workers, progress)
         finally:
-            self.stop.set()
-            for worker in workers:
-                worker.join()
+            self._join(workers)
         if self.shared.error is not None:
             raise self.shared.error
         return self.shared
+
+    def _join(self, workers: Sequence[threading.Thread]) -> None:
+        """Waits until no worker can write any more, however often the run is interrupted meanwhile."""
+        self.stop.set()
+        for worker in workers:
+            while worker.is_alive():
+                with contextlib.suppress(KeyboardInterrupt):
+                    worker.join(POLL_SECONDS)
 
     def _await(self, workers: Sequence[threading.Thread], progress: Progress | None) -> None:
         for worker in workers:
@@ -391,3 +443,11 @@ class _Run:
             last = time.monotonic()
             if self.release_behind:
                 part.release(0, chased)
+
+
+def _start(workers: Sequence[threading.Thread]) -> None:
+    for worker in workers:
+        try:
+            worker.start()
+        except RuntimeError as error:
+            raise OutputError(f"{len(workers)} threads cannot be started: {error}; use fewer --threads") from error

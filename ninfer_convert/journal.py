@@ -2,7 +2,7 @@
 
 One writer appends to one journal; writers of separate shares of one part file have a journal each, of this same
 form. A line is written only after the object's bytes are on the disk, and names their digest, so that a reader
-checks instead of trusting.
+checks instead of trusting. Every run that goes on with a journal says so in a line of its own.
 
 Source: cli.md, exit code 75 and `--resume`.
 """
@@ -12,47 +12,75 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import platform
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ninfer_convert.errors import OutputError, printable
-from ninfer_convert.writer import JOURNAL_SUFFIX, MAX_LINE_BYTES
+from ninfer_convert.own_files import OPEN_FLAGS, is_own, make_own, read_lines, sync_directory
+from ninfer_convert.writer import JOURNAL_SUFFIX, writer_identity
 
 JOURNAL_SCHEMA = 1
+MAX_LINES_PER_OBJECT = 4
+MAX_OTHER_LINES = 1024
+SHOWN_MEMBERS = 3
+
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What a journal says of an interrupted run. None of it is trusted: `claims` are hashed by the caller.
+
+    `claims` maps the index of an object to the SHA-256 of its bytes; `nbytes` is where the sound lines end.
+    """
+
+    identity: Mapping[str, Any]
+    claims: Mapping[int, str]
+    nbytes: int
 
 
 class Journal:
     """An open journal; use as a context manager."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], *, keep_entries: bool) -> None:
-        """Begins a journal, or with `keep_entries` goes on with the one that is there.
+    def __init__(self, path: Path, identity: Mapping[str, Any], kept: Kept | None = None) -> None:
+        """Begins a journal, or goes on behind the sound lines of the one that was read.
 
         Raises:
             OutputError: it cannot be written.
         """
         self.path = path
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        header: dict[str, Any] = {"writer": writer_identity()}
         try:
-            self._fd = os.open(path, flags if keep_entries else flags | os.O_TRUNC, 0o666)
+            if kept is None:
+                header = {"schema": JOURNAL_SCHEMA, **header, "identity": identity}
+                self._fd = make_own(path, os.O_APPEND)
+            else:
+                self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | OPEN_FLAGS)
         except OSError as error:
             raise self._failure(error) from error
-        if not keep_entries:
-            writer = {"pid": os.getpid(), "host": platform.node()}
-            try:
-                self._append([{"schema": JOURNAL_SCHEMA, "writer": writer, "identity": identity}])
-            except BaseException:
-                self.discard()
-                raise
+        try:
+            if kept is not None:
+                self._cut(kept.nbytes)
+            self._append([header])
+            sync_directory(path.parent)
+        except OSError as error:
+            self.discard()
+            raise self._failure(error) from error
+        except Exception:
+            self.discard()
+            raise
 
     def __enter__(self) -> Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            with contextlib.suppress(OSError):
+                os.close(fd)
 
     def record(self, entries: Iterable[tuple[int, str]]) -> None:
         """Appends (object index, SHA-256) of objects whose bytes are already synced, and syncs the lines."""
@@ -61,20 +89,26 @@ class Journal:
     def discard(self) -> None:
         """Removes the journal."""
         self.__exit__()
-        with contextlib.suppress(OSError):
-            self.path.unlink()
+        remove_journal(self.path)
+
+    def _cut(self, nbytes: int) -> None:
+        """Removes a torn line, so that the next one does not become a part of it."""
+        if not is_own(self._fd):
+            raise OutputError(f"{printable(str(self.path))} was replaced by another process")
+        os.ftruncate(self._fd, nbytes)
 
     def _append(self, lines: list[dict[str, Any]]) -> None:
         data = memoryview("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
+        size = len(data)
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
             os.fsync(self._fd)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._failure(error, f" ({size} bytes)") from error
 
-    def _failure(self, error: OSError) -> OutputError:
-        return OutputError(f"cannot write {printable(str(self.path))}: {error.strerror}")
+    def _failure(self, error: OSError, more: str = "") -> OutputError:
+        return OutputError(f"cannot write {printable(str(self.path))}{more}: {error.strerror}")
 
 
 def journal_path(part: Path) -> Path:
@@ -82,48 +116,66 @@ def journal_path(part: Path) -> Path:
     return part.with_name(part.name + JOURNAL_SUFFIX)
 
 
-def read_journal(path: Path, objects: int) -> tuple[Mapping[str, Any], dict[int, str]] | None:
-    """Returns the identity and the claimed digests of a journal, or None if there is no usable one.
+def remove_journal(path: Path) -> None:
+    """Removes a journal, if there is one."""
+    with contextlib.suppress(OSError):
+        path.unlink()
 
-    A torn last line, as a power cut leaves it, ends the journal. Nothing here is trusted: the caller compares
-    the identity and hashes what is claimed.
+
+def read_journal(path: Path, objects: int) -> Kept | None:
+    """Returns what a journal of this many objects says, or None if there is no usable one of our own.
+
+    It ends at the first line that is torn, as a power cut leaves it, or that is no claim.
     """
-    try:
-        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb") as file:
-            header = _line(file.readline(MAX_LINE_BYTES))
-            if header is None or header.get("schema") != JOURNAL_SCHEMA or not isinstance(header.get("identity"), dict):
-                return None
-            claims: dict[int, str] = {}
-            for _ in range(2 * objects + 1):
-                entry = _line(file.readline(MAX_LINE_BYTES))
-                if entry is None:
+    found = None
+    claims: dict[int, str] = {}
+    end = 0
+    with contextlib.suppress(OSError):
+        for line, position in read_lines(path, MAX_LINES_PER_OBJECT * objects + MAX_OTHER_LINES):
+            if found is None:
+                if line.get("schema") != JOURNAL_SCHEMA or not isinstance(line.get("identity"), dict):
+                    return None
+                found = line["identity"]
+            elif line.keys() != {"writer"}:
+                index, digest = line.get("object"), line.get("sha256")
+                if type(index) is not int or not 0 <= index < objects:
                     break
-                index, digest = entry.get("object"), entry.get("sha256")
-                if type(index) is not int or not 0 <= index < objects or not isinstance(digest, str):
+                if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
                     break
                 claims[index] = digest
-    except OSError:
-        return None
-    return header["identity"], claims
-
-
-def _line(raw: bytes) -> dict[str, Any] | None:
-    if not raw.endswith(b"\n"):
-        return None
-    try:
-        document = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return document if isinstance(document, dict) else None
+            end = position
+    return None if found is None else Kept(found, claims, end)
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Returns the members in which two identities differ, each with both values when they are short."""
     changed = []
-    for key in [*wanted, *(key for key in found if key not in wanted)]:
-        old, new = found.get(key), wanted.get(key)
-        if old != new:
-            texts = [printable(json.dumps(value)) for value in (old, new)]
-            short = all(len(text) <= 80 for text in texts)
-            changed.append(f"{printable(key)} ({texts[0]} then, {texts[1]} now)" if short else printable(key))
-    return changed
+    for key in wanted:
+        old, new = found.get(key), wanted[key]
+        if old == new:
+            continue
+        texts = [printable(json.dumps(value)) for value in (old, new)]
+        if all(len(text) <= 80 for text in texts):
+            changed.append(f"{key} ({texts[0]} then, {texts[1]} now)")
+        else:
+            changed.append(key + _places(old, new))
+    return changed + (["unknown members"] if found.keys() - wanted.keys() else [])
+
+
+def _places(old: object, new: object) -> str:
+    """Returns in which members two mappings differ, and of which files these tell something else."""
+    if not isinstance(old, Mapping) or not isinstance(new, Mapping):
+        return ""
+    members = [str(key) for key in dict.fromkeys([*new, *old]) if old.get(key) != new.get(key)]
+    shown = []
+    for member in members[:SHOWN_MEMBERS]:
+        before, now = _rows(old.get(member)), _rows(new.get(member))
+        files = [name for name in {**now, **before} if before.get(name) != now.get(name)]
+        names = ", ".join(name[:80] for name in files[:SHOWN_MEMBERS])
+        shown.append(printable(f"{member[:80]}: {names}" if names else member[:80]))
+    return f" ({'; '.join(shown)})"
+
+
+def _rows(value: object) -> dict[str, Any]:
+    """Returns rows of a table, such as one of files, by their first column."""
+    return {str(row[0]): row for row in value if isinstance(row, list) and row} if isinstance(value, list) else {}

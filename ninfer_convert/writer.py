@@ -10,20 +10,33 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
+import platform
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ninfer_convert.errors import OutputError, UsageError, printable
+from ninfer_convert.own_files import (
+    MISSING_CALL,
+    OPEN_FLAGS,
+    PART_SUFFIX,
+    is_at,
+    is_own,
+    read_lines,
+    sync_directory,
+)
 
-PART_SUFFIX = ".part"
 JOURNAL_SUFFIX = ".journal"
-MAX_LINE_BYTES = 1 << 20
 MAX_CALL_BYTES = 1 << 30
 """One write call moves at most 0x7ffff000 bytes on Linux; shorter ones are looped anyway."""
+
+MAX_HOLDER_LINES = 1_000_000
+"""Of the journal of a process that holds the output, when all that is wanted is the name of that process."""
+
+_NO_LOCKS = (*MISSING_CALL, errno.ENOLCK)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def require_output(output: Path, *, overwrite: bool, protected: Iterable[Path]) -> None:
@@ -60,13 +73,24 @@ def require_output(output: Path, *, overwrite: bool, protected: Iterable[Path]) 
     if not stat.S_ISREG(found.st_mode):
         raise UsageError(f"{name} is not a regular file")
     if not overwrite:
+        _finish_publication(output, found)
         raise UsageError(f"{name} exists; --overwrite replaces it when the new one is complete")
+
+
+def _finish_publication(output: Path, found: os.stat_result) -> None:
+    """Removes the second name of a complete output, which a run that died between two system calls has left."""
+    part = output.with_name(output.name + PART_SUFFIX)
+    with contextlib.suppress(OSError):
+        other = part.lstat()
+        if (other.st_dev, other.st_ino) == (found.st_dev, found.st_ino) and not output.is_symlink():
+            part.unlink()
 
 
 class PartFile:
     """An artifact in the making: `<output>.part`, locked while this process lives.
 
-    Use as a context manager: leaving it without `publish` or `keep` removes the file.
+    Use as a context manager: leaving it without `publish` or `keep` removes the file, unless it is left by an
+    interrupt, whenever that comes.
     """
 
     def __init__(self, output: Path, nbytes: int) -> None:
@@ -83,9 +107,15 @@ class PartFile:
     def __enter__(self) -> PartFile:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._fd >= 0 and kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.keep()
+        elif self._fd >= 0:
             self.discard()
+
+    def is_empty(self) -> bool:
+        """Tells whether no earlier run has left anything in the file."""
+        return os.fstat(self._fd).st_size == 0
 
     def is_full_size(self) -> bool:
         """Tells whether an earlier run left a file of exactly the size this run will write."""
@@ -99,50 +129,68 @@ class PartFile:
         """
         try:
             self._reserve(keep_content)
-        except BaseException:
+        except Exception:
             self.discard()
             raise
         return self
 
     def _open_locked(self) -> int:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
-            with self._failing("create"):
-                fd = os.open(self.path, flags, 0o666)
+            fd, is_made = self._open()
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
                     raise OutputError(f"{printable(str(self.path))} is not a regular file")
-                try:
-                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise OutputError(
-                        f"{printable(str(self.output))} is being written by {self._holder()}, which holds "
-                        f"{printable(str(self.path))}"
-                    ) from error
+                self._lock(fd, is_made)
                 # The previous holder may have renamed or removed the file between our open and our lock.
                 if self._is_current(fd):
-                    return fd
+                    if is_made or is_own(fd):
+                        return fd
+                    # Its other names are somebody's data, and its other owner may write to it at any time.
+                    with self._failing("remove"):
+                        os.unlink(self.path)
             except BaseException:
                 os.close(fd)
                 raise
             os.close(fd)
 
-    def _is_current(self, fd: int) -> bool:
-        mine = os.fstat(fd)
-        try:
-            found = os.stat(self.path, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        return (mine.st_dev, mine.st_ino) == (found.st_dev, found.st_ino)
+    def _open(self) -> tuple[int, bool]:
+        """Returns a descriptor of the part file, and whether it was made by this call."""
+        flags = os.O_RDWR | OPEN_FLAGS
+        while True:
+            with self._failing("create"):
+                with contextlib.suppress(FileExistsError):
+                    return os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o666), True
+                with contextlib.suppress(FileNotFoundError):
+                    return os.open(self.path, flags), False
 
-    def _holder(self) -> str:
-        """Returns who holds the lock, as far as the journal beside the part file tells."""
+    def _lock(self, fd: int, is_made: bool) -> None:
         try:
-            with open(self.path.with_name(self.path.name + JOURNAL_SUFFIX), "rb") as file:
-                writer = json.loads(file.readline(MAX_LINE_BYTES))["writer"]
-            return f"process {int(writer['pid'])} on {printable(str(writer['host']))}"
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return "another process"
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(
+                f"{printable(str(self.output))} is being written by {_named(self._holder())}, which holds "
+                f"{printable(str(self.path))}"
+            ) from error
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise OutputError(f"cannot lock {printable(str(self.path))}: {error.strerror}") from error
+            # Without locks the file itself is the lock; only its making is exclusive then.
+            if not is_made and not _is_over(holder := self._holder()):
+                raise OutputError(
+                    f"{printable(str(self.path))} was left by {_named(holder)}, and its file system has no locks to "
+                    "tell whether that still runs; remove the file if it does not"
+                ) from error
+
+    def _is_current(self, fd: int) -> bool:
+        return is_at(fd, self.path)
+
+    def _holder(self) -> Mapping[str, Any] | None:
+        """Returns who began or resumed the writing last, as far as the journal beside the part file tells."""
+        found: Mapping[str, Any] | None = None
+        with contextlib.suppress(OSError):
+            for line, _ in read_lines(self.path.with_name(self.path.name + JOURNAL_SUFFIX), MAX_HOLDER_LINES):
+                found = line.get("writer", found)
+        return found if isinstance(found, Mapping) else None
 
     def _reserve(self, keep_content: bool) -> None:
         with self._failing("reserve"):
@@ -150,7 +198,8 @@ class PartFile:
                 os.ftruncate(self._fd, 0)
             usage = os.fstatvfs(self._fd)
             free = usage.f_bavail * usage.f_frsize
-            if free + os.fstat(self._fd).st_blocks * 512 < self.nbytes:
+            # A file system that counts no blocks at all cannot say how many are free.
+            if usage.f_blocks and free + os.fstat(self._fd).st_blocks * 512 < self.nbytes:
                 raise OutputError(
                     f"{printable(str(self.output))} needs {self.nbytes} bytes; "
                     f"{printable(str(self.output.parent))} has {free} free"
@@ -158,7 +207,7 @@ class PartFile:
             try:
                 os.posix_fallocate(self._fd, 0, self.nbytes)
             except OSError as error:
-                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                if error.errno not in MISSING_CALL:
                     raise
                 os.ftruncate(self._fd, self.nbytes)
 
@@ -180,6 +229,8 @@ class PartFile:
                     count = os.pwrite(self._fd, view[:MAX_CALL_BYTES], offset)
                 except InterruptedError:
                     continue
+                if count == 0:
+                    raise OSError(errno.ENOSPC, "nothing more is taken")
                 view, offset = view[count:], offset + count
 
     def read_into(self, offset: int, out: Any) -> None:
@@ -221,13 +272,20 @@ class PartFile:
         """
         with self._failing("publish"):
             os.fsync(self._fd)
+            # A network file system tells some errors at a close; this one keeps the lock.
+            os.close(os.dup(self._fd))
+            if not self._is_current(self._fd):
+                raise OutputError(f"{printable(str(self.path))} was removed or replaced by another process")
             if overwrite:
                 os.replace(self.path, self.output)
             else:
                 self._rename_to_new_name()
-            fd, self._fd = self._fd, -1
-            os.close(fd)
             sync_directory(self.output.parent)
+        self.keep()
+
+    def is_published(self) -> bool:
+        """Tells whether the output's name leads to this file."""
+        return self._fd < 0 or is_at(self._fd, self.output)
 
     def _rename_to_new_name(self) -> None:
         try:
@@ -235,16 +293,20 @@ class PartFile:
         except FileExistsError as error:
             raise self._taken() from error
         except OSError as error:
-            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+            if error.errno not in _NO_LINKS:
                 raise
+            self.require_free_name(overwrite=False)
             os.rename(self.path, self.output)
         else:
-            os.unlink(self.path)
+            # Another run may have tidied it away already: the output has its name.
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(self.path)
 
     def keep(self) -> None:
-        """Leaves the file for a later run to resume and gives up the lock."""
+        """Leaves the file as it is and gives up the lock."""
         fd, self._fd = self._fd, -1
-        os.close(fd)
+        with contextlib.suppress(OSError):
+            os.close(fd)
 
     def discard(self) -> None:
         """Removes the part file and gives up the lock."""
@@ -256,31 +318,25 @@ class PartFile:
             os.close(fd)
 
 
-def sync_directory(directory: Path) -> None:
-    """Makes renames in a directory durable."""
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def writer_identity() -> dict[str, Any]:
+    """Returns what a journal says of the process that writes it."""
+    return {"pid": os.getpid(), "host": platform.node()}
+
+
+def _named(holder: Mapping[str, Any] | None) -> str:
+    if holder is None or type(holder.get("pid")) is not int:
+        return "another process"
+    return f"process {holder['pid']} on {printable(str(holder.get('host'))[:80])}"
+
+
+def _is_over(holder: Mapping[str, Any] | None) -> bool:
+    """Tells whether a writer is known to have ended: a process of this host that is not there."""
+    if holder is None or type(holder.get("pid")) is not int or holder.get("host") != platform.node():
+        return False
     try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Writes a small file whole: under a temporary name beside its own, synced, renamed.
-
-    Raises:
-        OutputError: a call failed; the temporary is removed, what was at `path` is unchanged.
-    """
-    staged = path.with_name(path.name + PART_SUFFIX)
-    try:
-        with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o666), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(staged, path)
-        sync_directory(path.parent)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            staged.unlink()
-        name = printable(str(path))
-        raise OutputError(f"cannot write {name} ({len(content)} bytes): {error.strerror}") from error
+        os.kill(max(1, holder["pid"]), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        return False
+    return False

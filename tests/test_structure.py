@@ -51,6 +51,7 @@ ROWS = [
     "row_error",
     "encode",
     "pack",
+    "own_files",
     "writer",
     "journal",
     "provenance",
@@ -72,7 +73,7 @@ ROWS = [
     "__main__",
 ]
 READ_SIDE = {"rules", "reader", "decode", "inspection", "recompute", "verify", "stats"}
-WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "writer", "journal", "block_maker", "convert"}
+WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "convert"}
 ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "click": {"cli"}, "tqdm": {"cli"}}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ninfer_convert import writer
+from ninfer_convert import own_files
 from ninfer_convert.errors import OutputError, UsageError
 from ninfer_convert.writer import PartFile, require_output
 
@@ -169,7 +169,7 @@ def test_directories_dangling_links_devices_and_vanished_directories_are_refused
 
 
 def test_a_small_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer.write_file(tmp_path / "report.json", b"{}")
+    own_files.write_file(tmp_path / "report.json", b"{}")
     assert (tmp_path / "report.json").read_bytes() == b"{}"
     assert names(tmp_path) == ["report.json"]
 
@@ -180,7 +180,7 @@ def test_a_small_file_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch
         with monkeypatch.context() as patched:
             patched.setattr(os, call, fail)
             with pytest.raises(OutputError, match=r"cannot write .*report\.json \(5 bytes\): No space left"):
-                writer.write_file(tmp_path / "report.json", b"[1,2]")
+                own_files.write_file(tmp_path / "report.json", b"[1,2]")
     assert names(tmp_path) == ["report.json"]
     assert (tmp_path / "report.json").read_bytes() == b"{}"
 

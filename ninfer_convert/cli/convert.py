@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from ninfer_convert.cli.options import (
 )
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.journal import journal_path
+from ninfer_convert.own_files import PART_SUFFIX, replace_file
 from ninfer_convert.plan import Plan, PlannedResource
 from ninfer_convert.provenance import Outcome, plan_json, report_json
-from ninfer_convert.writer import PART_SUFFIX, require_output, write_file
+from ninfer_convert.writer import require_output
 
 
 @click.command()
@@ -110,30 +112,22 @@ def _convert(
     from ninfer_convert.budget import block_bytes
     from ninfer_convert.convert import convert
 
-    replaced: list[bytes | None] = []
-
-    def write_report(outcome: Outcome) -> None:
-        replaced.append(report_path.read_bytes() if report_path.exists() else None)
+    def write_report(outcome: Outcome) -> Callable[[], None]:
         document = report_json(plan, outcome, threads=workers, command=sys.argv)
-        write_file(report_path, (json.dumps(document, ensure_ascii=True, indent=1) + "\n").encode())
+        return replace_file(report_path, (json.dumps(document, ensure_ascii=True, indent=1) + "\n").encode())
 
     size = block_bytes(plan, workers, memory)
     with progress("converting", quiet=quiet) as show:
-        try:
-            return convert(
-                plan,
-                output,
-                threads=workers,
-                block_bytes=size,
-                resume=resume == "auto",
-                overwrite=overwrite,
-                progress=show,
-                before_publish=write_report,
-            )
-        except BaseException:
-            for before in replaced:
-                write_file(report_path, before) if before is not None else report_path.unlink(missing_ok=True)
-            raise
+        return convert(
+            plan,
+            output,
+            threads=workers,
+            block_bytes=size,
+            resume=resume == "auto",
+            overwrite=overwrite,
+            progress=show,
+            before_publish=write_report,
+        )
 
 
 @click.command()
