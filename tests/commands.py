@@ -20,19 +20,20 @@ _LAUNCHER = """
 import os, sys
 child = os.posix_spawn(sys.argv[2], sys.argv[2:], os.environ)
 status, usage = os.wait4(child, 0)[1:]
-open(sys.argv[1], "w").write(str(usage.ru_maxrss * 1024))
+print(usage.ru_maxrss * 1024, usage.ru_utime + usage.ru_stime, file=open(sys.argv[1], "w"))
 sys.exit(os.waitstatus_to_exitcode(status) % 256)
 """
 
 
 @dataclass(frozen=True)
 class Done:
-    """What a finished command left: `peak_bytes` is its largest resident memory."""
+    """What a finished command left: `peak_bytes` is its largest resident memory, `seconds` its processor time."""
 
     code: int
     out: str
     err: str
     peak_bytes: int
+    seconds: float
 
 
 def environment(**changes: str | None) -> dict[str, str]:
@@ -43,9 +44,9 @@ def environment(**changes: str | None) -> dict[str, str]:
 
 def run(*arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Done:
     """Runs `ninfer-convert` with these arguments to its end."""
-    with tempfile.NamedTemporaryFile("r") as peak:
+    with tempfile.NamedTemporaryFile("r") as usage:
         done = subprocess.run(
-            [sys.executable, "-c", _LAUNCHER, peak.name, *COMMAND, *map(os.fspath, arguments)],
+            [sys.executable, "-c", _LAUNCHER, usage.name, *COMMAND, *map(os.fspath, arguments)],
             cwd=cwd,
             env=env or environment(),
             capture_output=True,
@@ -53,7 +54,8 @@ def run(*arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] 
             encoding="utf-8",
             check=False,
         )
-        return Done(done.returncode, done.stdout, done.stderr, int(peak.read() or 0))
+        peak, seconds = usage.read().split()
+        return Done(done.returncode, done.stdout, done.stderr, int(peak), float(seconds))
 
 
 def start(*arguments: str | Path, **options: Any) -> subprocess.Popen[str]:
