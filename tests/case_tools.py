@@ -57,7 +57,12 @@ def run_cli(*arguments: object) -> Ran:
     """Runs a command in this process."""
     out, err = io.StringIO(), io.StringIO()
     texts = ["ninfer-convert", *map(str, arguments)]
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), mock.patch.object(sys, "argv", texts):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.redirect_stdout(out))
+        stack.enter_context(contextlib.redirect_stderr(err))
+        stack.enter_context(mock.patch.object(sys, "argv", texts))
+        stack.enter_context(mock.patch.dict(os.environ))
+        os.environ.pop("NINFER_CONVERT_DEBUG", None)
         code = cli._run()
     return Ran(code, out.getvalue(), err.getvalue())
 
@@ -68,11 +73,48 @@ def command(*arguments: object) -> list[str | bytes]:
     return [sys.executable, "-m", "ninfer_convert", *words]
 
 
-def spawn(*arguments: object, environment: Mapping[str, str] | None = None, **options: Any) -> Ran:
-    """Runs a command in a process of its own, which sees the given variables beside the present ones."""
+INTERRUPTED = """
+import os, signal, sys, time
+from pathlib import Path
+from ninfer_convert import cli
+
+real, calls = os.pwrite, 0
+
+def pwrite(*arguments):
+    global calls
+    calls += 1
+    if calls == {count}:
+        {action}
+    return real(*arguments)
+
+os.pwrite = pwrite
+cli.main()
+"""
+
+
+def interrupted_command(action: str, count: int, *arguments: object) -> list[str]:
+    """Returns the words that start a command in a process of its own that does something at its nth write."""
+    script = INTERRUPTED.format(action=action, count=count)
+    return [sys.executable, "-c", script, *map(str, arguments)]
+
+
+def start(words: Sequence[str | bytes], environment: Mapping[str, str] | None = None, **options: Any) -> Any:
+    """Starts a process, which sees the given variables beside the present ones."""
     settings = {**os.environ, **(environment or {})}
-    done = subprocess.run(command(*arguments), env=settings, capture_output=True, timeout=120, check=False, **options)
-    return Ran(done.returncode, done.stdout.decode(), done.stderr.decode())
+    settings.pop("NINFER_CONVERT_DEBUG", None)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options
+    return subprocess.Popen(words, env=settings, **pipes)
+
+
+def finish(process: subprocess.Popen[bytes]) -> Ran:
+    """Waits for a process that was started with pipes."""
+    out, err = process.communicate(timeout=120)
+    return Ran(process.returncode, (out or b"").decode(), (err or b"").decode())
+
+
+def spawn(*arguments: object, environment: Mapping[str, str] | None = None, **options: Any) -> Ran:
+    """Runs a command in a process of its own."""
+    return finish(start(command(*arguments), environment, **options))
 
 
 def snapshot(root: Path) -> dict[str, tuple[Any, ...]]:
