@@ -24,6 +24,8 @@ COMMANDS = {
     "plan": ("ninfer_convert.cli.convert:plan", "Check a conversion and show what it would write."),
     "verify": ("ninfer_convert.cli.artifact:verify", "Check every byte of an artifact."),
     "inspect": ("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
+    "compare": ("ninfer_convert.cli.compare:compare", "Compare an artifact with another, or with its source."),
+    "export": ("ninfer_convert.cli.export:export", "Write an artifact's values to a .safetensors file."),
     "recipe": ("ninfer_convert.cli.recipes:recipe", "Look at recipes."),
     "formats": ("ninfer_convert.cli.recipes:formats", "List the numeric formats, layouts and encoders."),
     "demo": ("ninfer_convert.cli.demo:demo", "Make, convert and verify a miniature checkpoint."),
@@ -77,7 +79,9 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+        # What a parent has told us to ignore, as nohup does, stays ignored.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, _interrupt)
     sys.exit(_run())
 
 

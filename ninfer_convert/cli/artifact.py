@@ -2,57 +2,183 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ninfer_convert import inspection
-from ninfer_convert.cli.options import chosen_threads, print_json, progress, size_text
-from ninfer_convert.errors import ArtifactError, printable
-from ninfer_convert.reader import Artifact
-from ninfer_convert.verify import Verification, verify_artifact
+from ninfer_convert.allowance import MAX_THREADS
+from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, size_text, where_options
+from ninfer_convert.errors import ArtifactError, OutputError, UsageError, printable
+
+if TYPE_CHECKING:
+    # at run time these load when a command runs, so that its help does not wait for numpy
+    from ninfer_convert.plan import Plan
+    from ninfer_convert.reader import Artifact
+    from ninfer_convert.recheck import Recheck
+    from ninfer_convert.verify import Problem, Verification
 
 MAX_REPORT_BYTES = 256 << 20
 SHOWN_PROBLEMS = 50
 
 
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """One part of a verification, and what to say when it found nothing."""
+
+    verdict: str
+    problems: Sequence[Problem]
+
+
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--threads", type=click.IntRange(1, 256), help="Reading threads.")
+@click.option("--recipe", "recipe_name", metavar="RECIPE", help="Also check the inventory against this recipe.")
+@where_options
+@click.option("--sample", type=click.IntRange(min=1), metavar="N",
+              help="Recompute N row blocks of each object, the first and the last among them  [default: all]")
+@click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+              help="Also compare sizes and digests with this conversion report.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="Reading threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def verify(artifact: Path, threads: int | None, as_json: bool) -> int:
-    """Check every byte of ARTIFACT: framing, directory, geometry, and every value rule of its formats."""
-    total = artifact.stat().st_size if artifact.exists() else 0
-    done = 0
-    with progress("verifying", quiet=as_json) as show:
+def verify(
+    artifact: Path,
+    recipe_name: str | None,
+    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    unpinned: bool,
+    sample: int | None,
+    report_path: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> int:
+    """Check every byte of ARTIFACT: framing, directory, geometry, and every value rule of its formats.
 
-        def advance(count: int) -> None:
-            nonlocal done
-            done += count
-            if show:
-                show(min(done, total), total)
+    With --recipe, the inventory must be the recipe's. With --source as well, every object is made again from the
+    source by a second implementation and compared, byte by byte.
 
-        found = verify_artifact(artifact, advance, threads=chosen_threads(threads))
+    \b
+    ninfer-convert verify out.ninfer --recipe minilm-l6-v2 --source ./all-MiniLM-L6-v2
+    """
+    _require_recipe(recipe_name, sources, {"--input": inputs, "--prefix": prefixes, "--sample": sample})
+    if unpinned and recipe_name is None:
+        raise UsageError("--unpinned says how to read the sources of --recipe, which is not given")
+    from ninfer_convert.inventory import check_recipe
+    from ninfer_convert.reader import Artifact
+    from ninfer_convert.recipe_loader import load_recipe
+    from ninfer_convert.verify import STRUCTURE
+
+    workers = chosen_threads(threads)
+    with contextlib.ExitStack() as stack:
+        # What the recipe and its sources have wrong is said before gigabytes are read.
+        plan = recipe = report = None
+        if recipe_name is not None and sources:
+            plan = stack.enter_context(planned(recipe_name, sources, inputs, prefixes, unpinned))
+        elif recipe_name is not None:
+            recipe = load_recipe(recipe_name)
+        if report_path is not None:
+            report = _load_report(report_path)
+        found, checks = _values(artifact, workers, quiet=as_json)
+        document = found.as_json()
+        if not any(problem.check == STRUCTURE for problem in found.problems):
+            opened = stack.enter_context(Artifact.open(artifact))
+            if plan is not None:
+                again = _recomputed(opened, plan, sample, workers, quiet=as_json)
+                checks += _recheck_checks(opened, plan, again)
+                document["recomputed"] = {
+                    "objects": again.objects, "bytes": again.nbytes, "total_bytes": again.total_bytes
+                }
+            if recipe is not None:
+                verdict = f"its inventory is that of recipe {recipe.id}"
+                checks.append(_Check(verdict, check_recipe(opened, recipe, unpinned=unpinned)))
+            if report is not None:
+                checks.append(_report_check(opened, report, report_path, quiet=as_json))
+    problems = [problem for check in checks for problem in check.problems]
     if as_json:
-        print_json(found.as_json())
+        document["ok"] = not problems
+        document["problems"] = [
+            {"object": problem.object, "check": problem.check, "detail": problem.detail} for problem in problems
+        ]
+        print_json(document)
     else:
-        _print_verification(artifact, found)
-    return 0 if found.ok else 1
+        _print_checks(found.notes, checks, problems)
+    return 1 if problems else 0
 
 
-def _print_verification(artifact: Path, found: Verification) -> None:
-    for note in found.notes:
+def _require_recipe(recipe_name: str | None, sources: tuple[str, ...], others: Mapping[str, object]) -> None:
+    if recipe_name is None and sources:
+        raise UsageError("--source needs --recipe: a recipe says what the source became")
+    for option, value in others.items():
+        if value and not sources:
+            raise UsageError(f"{option} needs --recipe and --source")
+
+
+def _values(artifact: Path, workers: int, *, quiet: bool) -> tuple[Verification, list[_Check]]:
+    from ninfer_convert.verify import verify_artifact
+
+    total = artifact.stat().st_size if artifact.exists() else 0
+    with progress("verifying", quiet=quiet) as show:
+        found = verify_artifact(artifact, _advancing(show, total), threads=workers)
+    verdict = f"{printable(os.fspath(artifact))} is valid: {found.objects} objects, {size_text(found.nbytes)} checked"
+    return found, [_Check(verdict, found.problems)]
+
+
+def _recomputed(opened: Artifact, plan: Plan, sample: int | None, workers: int, *, quiet: bool) -> Recheck:
+    from ninfer_convert.recheck import recheck_artifact
+
+    with progress("recomputing", quiet=quiet) as show:
+        return recheck_artifact(opened, plan, show, threads=workers, sample=sample)
+
+
+def _recheck_checks(opened: Artifact, plan: Plan, found: Recheck) -> list[_Check]:
+    from ninfer_convert.inventory import check_plan
+
+    part = "" if found.nbytes == found.total_bytes else f" of {found.total_bytes:,}"
+    return [
+        _Check(f"its directory is that of recipe {plan.recipe.id}", check_plan(opened, plan)),
+        _Check(
+            f"recomputed from the source: {found.objects} objects, {found.nbytes:,}{part} bytes equal", found.problems
+        ),
+    ]
+
+
+def _report_check(opened: Artifact, report: Mapping[str, Any], path: Path | None, *, quiet: bool) -> _Check:
+    from ninfer_convert.verify import verify_report
+
+    with progress("hashing", quiet=quiet) as show:
+        problems = verify_report(opened, report, _advancing(show, opened.file_bytes))
+    return _Check(f"sizes and digests are those of {printable(str(path))}", problems)
+
+
+def _advancing(show: Callable[[int, int], object] | None, total: int) -> Callable[[int], None]:
+    """Returns a callback that takes what was done since its last call."""
+    done = 0
+
+    def advance(count: int) -> None:
+        nonlocal done
+        done += count
+        if show:
+            show(min(done, total), total)
+
+    return advance
+
+
+def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequence[Problem]) -> None:
+    for note in notes:
         click.echo(f"note: {note}")
-    for problem in found.problems[:SHOWN_PROBLEMS]:
+    for problem in problems[:SHOWN_PROBLEMS]:
         name = "" if problem.object is None else f"{printable(problem.object)}: "
         click.echo(f"error: {name}{problem.check}: {problem.detail}", err=True)
-    if len(found.problems) > SHOWN_PROBLEMS:
-        click.echo(f"error: and {len(found.problems) - SHOWN_PROBLEMS} more problems", err=True)
-    if found.ok:
-        click.echo(f"{os.fspath(artifact)} is valid: {found.objects} objects, {size_text(found.nbytes)} checked")
+    if len(problems) > SHOWN_PROBLEMS:
+        click.echo(f"error: and {len(problems) - SHOWN_PROBLEMS} more problems", err=True)
+    for check in checks:
+        if not check.problems:
+            click.echo(check.verdict)
 
 
 @click.command()
@@ -63,6 +189,9 @@ def _print_verification(artifact: Path, found: Verification) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str | None, as_json: bool) -> None:
     """Show what ARTIFACT holds: identity, totals by format and component, objects."""
+    from ninfer_convert import inspection
+    from ninfer_convert.reader import Artifact
+
     with Artifact.open(artifact) as opened:
         if name is not None:
             found = inspection.detail(opened, name)
@@ -87,13 +216,19 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
 
 def _report_beside(artifact: Path) -> dict[str, Any] | None:
     """Returns the conversion report beside an artifact, if one is there."""
-    path = artifact.with_name(artifact.name + ".conversion.json")
+    from ninfer_convert.container import REPORT_SUFFIX
+
+    path = artifact.with_name(artifact.name + REPORT_SUFFIX)
+    return _load_report(path) if path.exists() else None
+
+
+def _load_report(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             raise ArtifactError(f"{printable(str(path))} is larger than a report can be ({MAX_REPORT_BYTES} bytes)")
         document = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        raise OutputError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ArtifactError(f"{printable(str(path))} is not valid JSON") from error
     if not isinstance(document, dict):

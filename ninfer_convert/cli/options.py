@@ -9,22 +9,29 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ninfer_convert import allowance
 from ninfer_convert.errors import UsageError, printable
-from ninfer_convert.plan import Plan, make_plan
-from ninfer_convert.recipe import Recipe
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.source import Checkpoint, open_checkpoint
+
+if TYPE_CHECKING:
+    # at run time these load when a command runs, so that its help does not wait for numpy
+    from ninfer_convert.plan import Plan
+    from ninfer_convert.recipe import Recipe
+    from ninfer_convert.source import Checkpoint
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOG_SECONDS = 10.0
 
 
 def source_options(command: F) -> F:
+    """Adds RECIPE and the options that say where its sources lie."""
+    return click.argument("recipe_name", metavar="RECIPE")(where_options(command))
+
+
+def where_options(command: F) -> F:
     """Adds the options that say where a recipe's sources lie."""
     for option in (
         click.option("--unpinned", is_flag=True, help="Accept sources whose digests or revision do not match."),
@@ -43,7 +50,6 @@ def source_options(command: F) -> F:
             metavar="[NAME=]WHERE",
             help="A checkpoint: a directory or a .safetensors file. NAME may be left out when there is one source.",
         ),
-        click.argument("recipe_name", metavar="RECIPE"),
     ):
         command = option(command)
     return command
@@ -88,6 +94,10 @@ def planned(
     recipe_name: str, sources: tuple[str, ...], inputs: tuple[str, ...], prefixes: tuple[str, ...], unpinned: bool
 ) -> Iterator[Plan]:
     """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr."""
+    from ninfer_convert.plan import make_plan
+    from ninfer_convert.recipe_loader import load_recipe
+    from ninfer_convert.source import open_checkpoint
+
     recipe = load_recipe(recipe_name)
     places = _places(recipe, sources)
     rules = _prefix_rules(recipe, prefixes)
