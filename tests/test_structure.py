@@ -16,6 +16,7 @@ ORACLE = ROOT / "tests" / "oracle"
 ROWS = [
     "__init__",
     "errors",
+    "workers",
     "strict_json",
     "formats",
     "layout",
@@ -40,6 +41,7 @@ ROWS = [
     "source_files",
     "hub",
     "source",
+    "casts",
     "value",
     "requirements",
     "transform",
@@ -64,7 +66,17 @@ ROWS = [
     "inspection",
     "recompute",
     "verify",
+    "inventory",
+    "recast",
+    "differences",
+    "recheck",
+    "pieces",
     "stats",
+    "source_values",
+    "compare",
+    "contrast",
+    "compare_text",
+    "export",
     "stand_in_weights",
     "stand_in_resources",
     "stand_in",
@@ -72,7 +84,24 @@ ROWS = [
     "cli",
     "__main__",
 ]
-READ_SIDE = {"rules", "reader", "decode", "inspection", "recompute", "verify", "stats"}
+READ_SIDE = {
+    "rules",
+    "reader",
+    "decode",
+    "inspection",
+    "recompute",
+    "verify",
+    "inventory",
+    "recast",
+    "differences",
+    "recheck",
+    "pieces",
+    "stats",
+    "source_values",
+    "compare",
+    "contrast",
+    "compare_text",
+}
 WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "convert"}
 ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "click": {"cli"}, "tqdm": {"cli"}}
 
