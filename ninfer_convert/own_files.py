@@ -117,10 +117,12 @@ def write_file(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(staged, path)
         sync_directory(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             staged.unlink()
-        raise _failure("write", path, len(content), error) from error
+        if isinstance(error, OSError):
+            raise _failure("write", path, len(content), error) from error
+        raise
 
 
 def replace_file(path: Path, content: bytes) -> Callable[[], None]:

@@ -74,10 +74,6 @@ def totals(plan: Plan) -> dict[str, Any]:
 
 def plan_identity(plan: Plan) -> dict[str, Any]:
     """Returns what must be equal for a half-written artifact to be completed by another run."""
-    resources = hashlib.sha256()
-    for item in plan.objects:
-        if isinstance(item, PlannedResource):
-            resources.update(hashlib.sha256(item.content).digest())
     return {
         "recipe": plan.recipe.sha256,
         "converter": __version__,
@@ -88,7 +84,11 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
         },
         "prefixes": {name: dict(checkpoint.applied_prefixes) for name, checkpoint in plan.sources.items()},
         "inputs": dict(plan.input_digests),
-        "resources": resources.hexdigest(),
+        "resources": {
+            item.name: hashlib.sha256(item.content).hexdigest()
+            for item in plan.objects
+            if isinstance(item, PlannedResource)
+        },
         "directory": hashlib.sha256(plan.head).hexdigest(),
     }
 
