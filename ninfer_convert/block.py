@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.formats import DirectFormat
 from ninfer_convert.plan import PlannedTensor
 from ninfer_convert.transform import Words
-from ninfer_convert.value import WORD_BYTES, Span, elements
+from ninfer_convert.value import Span, elements
 
 BLOCK_BYTES = 2 << 20
 """Source bytes of one block: small enough for a core's cache, large enough that calls cost nothing."""

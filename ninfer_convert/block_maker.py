@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_convert.block import Block
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.encode import encode_rows
 from ninfer_convert.errors import EncodeError, printable
 from ninfer_convert.formats import DirectFormat, GroupedFormat, RowScaledFormat
@@ -19,7 +20,7 @@ from ninfer_convert.plan import PlannedTensor
 from ninfer_convert.requirements import require
 from ninfer_convert.row_error import RowError
 from ninfer_convert.transform import Words
-from ninfer_convert.value import WORD_BYTES, Buffer, Value, where
+from ninfer_convert.value import Buffer, Value, where
 
 Piece = tuple[int, npt.NDArray[np.uint8]]
 """Bytes and their offset from the object's first byte."""

@@ -25,11 +25,12 @@ import numpy.typing as npt
 from ninfer_convert.allowance import available_memory
 from ninfer_convert.block import BLOCK_BYTES, Block, block_memory, block_spans, blocks
 from ninfer_convert.block_maker import BlockMaker
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.errors import EncodeError, OutputError, PlanError, SourceError, printable
 from ninfer_convert.journal import Journal, Kept, differences, journal_path, read_journal, remove_journal
 from ninfer_convert.plan import Plan, PlannedResource, PlannedTensor
 from ninfer_convert.provenance import Outcome, plan_identity
-from ninfer_convert.value import WORD_BYTES, Span, Value, elements
+from ninfer_convert.value import Span, Value, elements
 from ninfer_convert.writer import PartFile
 
 HASH_BYTES = 1 << 20

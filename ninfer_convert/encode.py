@@ -88,38 +88,6 @@ def encode_rows(
         raise _bad_values(dtype, words, row, begin, end, group) or _bad_group_scale(numeric, dtype, words, row, group)
 
 
-def widen_words(dtype: str, words: Array, out: Array) -> None:
-    """Widens BF16 or F16 words [count] ('<u2') to binary32 words ('<u4'); exact, every NaN payload kept.
-
-    Source: tensor-formats.md section 3.1.
-    """
-    if dtype not in ("BF16", "F16"):
-        raise ValueError(f"dtype {dtype} cannot be widened; BF16 and F16 can")
-    source, word = _source(dtype)
-    require_array("words", words, word, 1)
-    require_array("out", out, np.dtype("<u4"), 1, words.shape)
-    kernels.widen(source, read_only(words), out)
-
-
-def round_words(dtype: str, words: Array, out: Array) -> int | None:
-    """Rounds F32 ('<u4') or F16 ('<u2') words [count] to BF16 words ('<u2'), to nearest, ties to even.
-
-    Infinities stay. A NaN keeps its sign and the upper bits of its payload and is made quiet.
-
-    Returns:
-        The index of the first finite value that would become infinite, or None.
-
-    Source: tensor-formats.md section 3.1, last paragraphs.
-    """
-    if dtype not in ("F32", "F16"):
-        raise ValueError(f"dtype {dtype} cannot be rounded to BF16; F32 and F16 can")
-    source, word = _source(dtype)
-    require_array("words", words, word, 1)
-    require_array("out", out, np.dtype("<u2"), 1, words.shape)
-    index = int(kernels.round_to_bf16(source, read_only(words).view(np.uint8), out))
-    return None if index < 0 else index
-
-
 def require_array(
     name: str, array: Array, dtype: np.dtype[Any], rank: int, shape: tuple[int, ...] | None = None
 ) -> None:

@@ -1,4 +1,4 @@
-"""The compiled loops over words: group and row encoders, packing, swizzle, scans, casts.
+"""The compiled loops over words: group and row encoders, packing, swizzle, scans.
 
 Owns arithmetic and bit order. Trusts its inputs: `encode` and `pack` check shapes, dtypes and contiguity before
 they call. Serial and without the interpreter lock; a block of rows is the unit of work, so any thread may run
@@ -35,7 +35,6 @@ _F16_MAGNITUDE = np.uint16(0x7FFF)
 _F32_MAGNITUDE, _F32_INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _F16_MIN_NORMAL, _F16_INFINITY = np.uint32(0x0400), np.uint32(0x7C00)
 _F16_STEP, _F16_REBIAS = np.float32(2.0**-24), np.uint32((127 - 15) << 23)
-_BF16_INFINITY = np.uint32(0x7F80)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 _INTEGER_ANCHOR = np.float32(1.5 * 2.0**23)
@@ -440,53 +439,6 @@ def swizzle_nvfp4_scales(scale: Array, out: Array) -> int:
     return -1
 
 
-# Casts
-
-
-@_kernel
-def widen(source: int, words: Array, out: Array) -> None:
-    """Widens BF16 or F16 words, flat, to binary32 words; keeps every sign, infinity and NaN payload."""
-    if source == BF16:
-        for i in range(words.size):
-            out[i] = _bf16_to_f32(words[i])
-    else:
-        for i in range(words.size):
-            out[i] = _f16_to_f32(words[i])
-
-
-@_inner
-def _narrow(word: np.uint32) -> np.uint16:
-    is_nan = np.uint32(word & _F32_MAGNITUDE) > _F32_INFINITY
-    # Rounding could carry a NaN into infinity or into zero, and cutting could leave an infinity.
-    return np.uint16((word >> np.uint32(16)) | np.uint32(0x40)) if is_nan else np.uint16(_round_to_bf16(word))
-
-
-@_kernel
-def round_to_bf16(source: int, words: Array, out: Array) -> int:
-    """Rounds F32 or F16 words, flat uint8, to BF16, ties to even; infinities stay and a NaN is made quiet.
-
-    Returns -1, or the index of the first finite value that would become infinite.
-    """
-    if source == F16:
-        words16 = words.view(np.uint16)
-        for i in range(out.size):
-            out[i] = _narrow(_f16_to_f32(words16[i]))
-        return -1
-    words32 = words.view(np.uint32)
-    largest = np.uint32(0)
-    for i in range(out.size):
-        magnitude = np.uint32(words32[i] & _F32_MAGNITUDE)
-        largest = max(largest, magnitude if magnitude < _F32_INFINITY else np.uint32(0))
-        out[i] = _narrow(words32[i])
-    if _round_to_bf16(largest) < _BF16_INFINITY:
-        return -1
-    for i in range(out.size):
-        magnitude = np.uint32(words32[i] & _F32_MAGNITUDE)
-        if magnitude < _F32_INFINITY and _round_to_bf16(magnitude) == _BF16_INFINITY:
-            return i
-    return -1
-
-
 def warm() -> None:
     """Compiles every kernel, or loads it from the kernel cache; a run does either where it first needs one."""
     source, words = np.zeros((128, 256), np.uint8), np.zeros(128, np.uint16)
@@ -496,5 +448,3 @@ def warm() -> None:
     encode_fp8_rows(BF16, source, np.zeros((128, 128), np.uint8), planes[2])
     copy_fp8_rows(source, words, planes[256], planes[2])
     swizzle_nvfp4_scales(source, planes[256].reshape(-1))
-    widen(BF16, words, np.zeros(128, np.uint32))
-    round_to_bf16(F16, source[0], np.zeros(128, np.uint16))

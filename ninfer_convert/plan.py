@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ninfer_convert import container
+from ninfer_convert.casts import CASTS, WORD_BYTES
 from ninfer_convert.errors import ConvertError, PlanError, SourceError, printable
 from ninfer_convert.expression import Expression, Module, Tensor, leaves
 from ninfer_convert.formats import FORMATS, BlockScaledFormat, DirectFormat, NumericFormat, RowScaledFormat
@@ -28,17 +29,7 @@ from ninfer_convert.requirements import require
 from ninfer_convert.source import Checkpoint
 from ninfer_convert.source_names import unwrapped
 from ninfer_convert.transform import AbsentError, Binder, MissingError, Words
-from ninfer_convert.value import (
-    CASTS,
-    WORD_BYTES,
-    Identical,
-    SourceTensor,
-    Value,
-    elements,
-    load,
-    source_tensors,
-    where,
-)
+from ninfer_convert.value import Identical, SourceTensor, Value, elements, load, source_tensors, where
 
 FLOAT_DTYPES = ("BF16", "F16", "F32")
 """Source dtypes every encoder takes."""

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.errors import EncodeError
 from ninfer_convert.recompute import recompute_cast
 from ninfer_convert.value import (
     PIECE_BYTES,
-    WORD_BYTES,
     Converted,
     Gathered,
     Identical,

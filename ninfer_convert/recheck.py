@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ninfer_convert.block import BLOCK_BYTES, Block, blocks
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.container import TensorRecord
 from ninfer_convert.differences import (
     Difference,
@@ -34,7 +35,7 @@ from ninfer_convert.recompute import copy_fp8_rows, copy_nvfp4_rows, recompute_r
 from ninfer_convert.requirements import require
 from ninfer_convert.row_error import RowError
 from ninfer_convert.transform import Words
-from ninfer_convert.value import WORD_BYTES, Value, elements, where
+from ninfer_convert.value import Value, elements, where
 from ninfer_convert.verify import CHANGED, Problem
 from ninfer_convert.workers import for_each
 

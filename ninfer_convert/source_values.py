@@ -12,20 +12,11 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.decode import E4M3FN_VALUES, bf16_values, block_scaled_values, f16_values
 from ninfer_convert.plan import FLOAT_DTYPES, PlannedTensor
 from ninfer_convert.transform import Words
-from ninfer_convert.value import (
-    WORD_BYTES,
-    Converted,
-    Gathered,
-    Identical,
-    Joined,
-    Reshaped,
-    Sliced,
-    Transposed,
-    Value,
-)
+from ninfer_convert.value import Converted, Gathered, Identical, Joined, Reshaped, Sliced, Transposed, Value
 
 Numbers = NDArray[np.float32] | NDArray[np.int32]
 

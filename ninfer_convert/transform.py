@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ninfer_convert.casts import CASTS, WORD_BYTES
 from ninfer_convert.errors import PlanError, SourceError, printable
 from ninfer_convert.expression import (
     BlockRows,
@@ -40,8 +41,6 @@ from ninfer_convert.expression import (
 from ninfer_convert.source import Checkpoint
 from ninfer_convert.source_quantization import quantization_methods
 from ninfer_convert.value import (
-    CASTS,
-    WORD_BYTES,
     Constant,
     Converted,
     Gathered,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oracle import casts, fast
 from oracle.binary import OracleError
 
-from ninfer_convert.encode import SOURCE_DTYPES, encode_rows, round_words, widen_words
+from ninfer_convert.encode import SOURCE_DTYPES, encode_rows
 from ninfer_convert.errors import EncodeError
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4, Q4G64_F16S, Q5G64_F16S, Q6G64_F16S, W8G32_F16S
 from ninfer_convert.layout import geometry
@@ -378,52 +378,6 @@ def test_the_scratch_of_a_call_is_small():
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 50_000
-
-
-# Casts
-
-
-def test_all_binary16_words_round_to_bf16_as_the_oracle_rounds():
-    words, out = np.arange(65536, dtype="<u2"), np.empty(65536, "<u2")
-    assert round_words("F16", words, out) is None
-    assert out.tolist() == [casts.f16_to_bf16(word) for word in range(65536)]
-
-
-def test_binary32_words_round_to_bf16_as_the_oracle_rounds():
-    upper = np.arange(0, 65536, 7, dtype=np.uint32) << np.uint32(16)
-    words = (upper[:, None] | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)).reshape(-1)
-    words = words[(words & 0x7FFFFFFF < 0x7F7F8000) | (words & 0x7FFFFFFF >= 0x7F800000)]
-    out = np.empty(words.size, "<u2")
-    assert round_words("F32", words, out) is None
-    assert out.tolist() == [casts.f32_to_bf16(word) for word in words.tolist()]
-
-
-def test_the_first_value_that_rounding_would_make_infinite_is_named():
-    words = np.array([0x7F7F7FFF, 0x7F800000, 0x7FC00001, 0xFF7F8000, 0x7F7FFFFF], "<u4")
-    out = np.empty(5, "<u2")
-    assert round_words("F32", words, out) == 3
-    assert round_words("F32", words[:3].copy(), out[:3]) is None
-    assert out[:3].tolist() == [0x7F7F, 0x7F80, 0x7FC0]
-
-
-@pytest.mark.parametrize(
-    ("call", "dtype", "message"),
-    [
-        (widen_words, "F32", "dtype F32 cannot be widened; BF16 and F16 can"),
-        (round_words, "BF16", "dtype BF16 cannot be rounded to BF16; F32 and F16 can"),
-    ],
-)
-def test_casts_that_change_nothing_are_refused(call, dtype, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        call(dtype, np.zeros(1, WORD[dtype]), np.zeros(1, "<u4"))
-
-
-def test_widened_words_are_exact():
-    out = np.empty(3, "<u4")
-    widen_words("F16", np.array([0x8001, 0xFC01, 0x3C00], "<u2"), out)
-    assert out.tolist() == [0xB3800000, 0xFF802000, 0x3F800000]
-    widen_words("BF16", np.array([0x8001, 0xFF81, 0x3F80], "<u2"), out)
-    assert out.tolist() == [0x80010000, 0xFF810000, 0x3F800000]
 
 
 def test_formats_without_an_encoder_are_not_taken():

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-import ml_dtypes
 import numpy as np
 import pytest
+from checkpoints import write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ninfer_convert import value as value_module
+from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.errors import PlanError, SourceError
 from ninfer_convert.expression import (
     BlockRows,
@@ -29,8 +29,7 @@ from ninfer_convert.expression import (
 )
 from ninfer_convert.source import Checkpoint, open_checkpoint
 from ninfer_convert.transform import Binder
-from ninfer_convert.value import WORD_BYTES, cast_words, elements, load, source_tensors
-from checkpoints import write_safetensors
+from ninfer_convert.value import elements, load, source_tensors
 
 MARK = Mark("test.yaml", 1, 1)
 RNG = np.random.default_rng(7)
@@ -75,7 +74,9 @@ def binder(checkpoint: Checkpoint) -> Binder:
 def trees() -> st.SearchStrategy[tuple[Expression, np.ndarray]]:
     """Expressions with the array numpy says they are."""
 
-    def grow(inner: st.SearchStrategy[tuple[Expression, np.ndarray]]) -> st.SearchStrategy[tuple[Expression, np.ndarray]]:
+    def grow(
+        inner: st.SearchStrategy[tuple[Expression, np.ndarray]],
+    ) -> st.SearchStrategy[tuple[Expression, np.ndarray]]:
         return inner.flatmap(one_move)
 
     leaves = st.sampled_from(sorted(ARRAYS)).map(lambda name: (tensor(name), ARRAYS[name]))
@@ -206,73 +207,6 @@ def test_nodes_that_do_not_fit_their_operands_are_refused(
 ) -> None:
     with pytest.raises(PlanError, match=message):
         binder(checkpoint).value(node)
-
-
-def words(*numbers: int, dtype: str) -> np.ndarray:
-    return np.array(numbers, dtype).view(np.uint8)
-
-
-def test_every_bf16_word_widens_to_itself_above_sixteen_zeros() -> None:
-    every = np.arange(2**16, dtype="<u2")
-    widened, bad = cast_words(every.view(np.uint8), "BF16", "F32")
-    assert bad is None
-    assert np.array_equal(widened, every.astype(np.uint32) << 16)
-
-
-def test_every_f16_word_widens_exactly_nan_payloads_included() -> None:
-    every = np.arange(2**16, dtype="<u2")
-    widened, bad = cast_words(every.view(np.uint8), "F16", "F32")
-    assert bad is None
-    finite = (every & 0x7C00) != 0x7C00
-    assert np.array_equal(widened[finite].view("<f4"), every[finite].view("<f2").astype(np.float32))
-    special = every[~finite].astype(np.uint32)
-    expected = ((special & 0x8000) << 16) | 0x7F800000 | ((special & 0x3FF) << 13)
-    assert np.array_equal(widened[~finite], expected)
-
-
-def test_rounding_to_bf16_agrees_with_ml_dtypes() -> None:
-    rng = np.random.default_rng(3)
-    some = rng.integers(0, 2**32, 200_000, np.uint32)
-    ties = (rng.integers(0, 2**16, 50_000, np.uint32) << 16) | 0x8000
-    numbers = np.concatenate([some, ties, ties - 1, ties + 1])
-    magnitude = numbers & 0x7FFFFFFF
-    numbers = numbers[(magnitude < 0x7F7F8000) | (magnitude == 0x7F800000)]
-    rounded, bad = cast_words(numbers.astype("<u4").view(np.uint8), "F32", "BF16")
-    assert bad is None
-    expected = numbers.view(np.float32).astype(ml_dtypes.bfloat16).view(np.uint16)
-    assert np.array_equal(rounded, expected)
-
-
-@pytest.mark.parametrize(("word", "rounded"), [(0xBDFCD6E9, 0xBDFD), (0x7FC12345, 0x7FC1), (0xFF800001, 0xFFC0)])
-def test_rounding_to_bf16_of_known_words(word: int, rounded: int) -> None:
-    result, bad = cast_words(words(word, dtype="<u4"), "F32", "BF16")
-    assert bad is None
-    assert result.tolist() == [rounded]
-
-
-def test_rounding_to_bf16_refuses_a_finite_value_that_would_become_infinite() -> None:
-    _, bad = cast_words(words(0x3F800000, 0x7F7FFFFF, dtype="<u4"), "F32", "BF16")
-    assert bad is not None
-    assert bad[0] == 1
-    assert "rounds to infinity in BF16" in bad[1]
-
-
-def test_the_integer_cast_keeps_the_extremes_and_names_what_it_cannot_keep() -> None:
-    kept, bad = cast_words(words(2147483647, -2147483648, 0, dtype="<i8"), "I64", "I32")
-    assert bad is None
-    assert kept.tolist() == [2147483647, -2147483648, 0]
-    _, bad = cast_words(words(5, -1, 4294967301, dtype="<i8"), "I64", "I32")
-    assert bad == (2, "value 4294967301 lies outside [-2147483648, 2147483647], which I32 requires")
-    _, bad = cast_words(words(2**63 + 1, dtype="<u8"), "U64", "I32")
-    assert bad is not None
-    for number, reason in ((2.5, "2.5 is not an integer"), (float("nan"), "nan is not an integer"), (3e9, "outside")):
-        data = np.frombuffer(struct.pack("<f", number), np.uint8)
-        _, bad = cast_words(data, "F32", "I32")
-        assert bad is not None
-        assert reason in bad[1]
-    kept, bad = cast_words(np.array([-7.0, 16777216.0], "<f4").view(np.uint8), "F32", "I32")
-    assert bad is None
-    assert kept.tolist() == [-7, 16777216]
 
 
 def test_a_failing_cast_names_tensor_row_and_column(tmp_path: Path) -> None:
