@@ -1,6 +1,7 @@
 """Blocks of a recipe: `for` repeats, `when` picks, both may hold named values.
 
-Owns unrolling and its limit. Refuses to know what a block holds (`recipe_objects`, `recipe_loader`).
+Owns unrolling and its limit. Refuses to know what a block holds (`recipe_sections`, `recipe_objects`,
+`recipe_loader`).
 
 Source: recipe.md, duty 3.
 """
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ninfer_convert.expression import Mark
@@ -56,9 +57,11 @@ class BlockReader:
             return inside * math.prod(len(self._sets.read(node) or ()) or 1 for node in loops.members.values())
         return inside
 
-    def read(self, node: Node, kind: str, body: str, scope: Scope) -> Iterator[Block]:
+    def read(
+        self, node: Node, kind: str, body: str, scope: Scope, optional: Sequence[str] = ("values",)
+    ) -> Iterator[Block]:
         """Yields the rounds of a `for` block, or the one round of a `when` block that holds."""
-        members = read_members(node, f"a {quoted(kind)} block", (kind, body), ("values",), self._problems)
+        members = read_members(node, f"a {quoted(kind)} block", (kind, body), optional, self._problems)
         if members is None:
             return
         picks = read_map(members[kind], "loop variables, each with a set")

@@ -16,9 +16,9 @@ from fnmatch import fnmatchcase
 from ninfer_convert.expression import Expression
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.recipe import ObjectSpec, Requirement, ResourceSpec, TensorSpec
-from ninfer_convert.recipe_objects import ENCODERS, ObjectReader, TensorDraft, entry_kind
+from ninfer_convert.recipe_objects import ENCODERS, ObjectReader, TensorDraft
 from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, quoted, suggestion
-from ninfer_convert.recipe_scalars import read_filled_list, read_members
+from ninfer_convert.recipe_scalars import entry_kind, read_filled_list, read_members
 from ninfer_convert.recipe_scope import Scope, read_shape
 from ninfer_convert.yaml_nodes import Node
 

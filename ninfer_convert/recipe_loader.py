@@ -19,12 +19,12 @@ from ninfer_convert.recipe_blocks import MAX_ENTRIES, BlockReader
 from ninfer_convert.recipe_changes import ChangeReader
 from ninfer_convert.recipe_expressions import ExpressionReader
 from ninfer_convert.recipe_files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
-from ninfer_convert.recipe_objects import ObjectReader, entry_kind
+from ninfer_convert.recipe_objects import ObjectReader
 from ninfer_convert.recipe_problems import Problems, quoted, suggestion
-from ninfer_convert.recipe_scalars import read_filled_list
+from ninfer_convert.recipe_scalars import entry_kind, read_filled_list
 from ninfer_convert.recipe_scope import IndexSets, Scope, read_names
 from ninfer_convert.recipe_sections import SectionReader, merged_section
-from ninfer_convert.yaml_nodes import Node
+from ninfer_convert.yaml_nodes import MapNode, Node
 
 __all__ = ["find_recipe", "load_recipe", "shipped_recipes"]
 
@@ -59,16 +59,16 @@ class _Assembly:
         names = Scope.outermost(read_names(merged_section(chain, "names", "placeholder", problems), problems))
         sets = IndexSets(merged_section(chain, "sets", "set", problems), names, problems)
         self._scope = names.inner({}, merged_section(chain, "values", "value", problems))
-        self._sections = SectionReader(chain, names, problems)
+        self._blocks = BlockReader(sets, problems)
+        self._require_size()
+        self._sections = SectionReader(chain, names, self._blocks, problems)
         self._sources = self._sections.sources()
         self._inputs = self._sections.inputs()
         self._expressions = ExpressionReader(list(self._sources), list(self._inputs), problems)
-        self._blocks = BlockReader(sets, problems)
         self._objects = ObjectReader(self._expressions, self._blocks, problems)
 
     def recipe(self) -> Recipe | None:
         """Returns the recipe, or None after noting why there is none."""
-        self._require_size()
         identity = self._sections.identity()
         objects = self._all_objects()
         conditions: list[ConditionSpec] = []
@@ -102,10 +102,11 @@ class _Assembly:
     def _require_size(self) -> None:
         total = 0
         for document in self._chain:
-            for section in ("objects", "conditions"):
+            for section, body in (("objects", "objects"), ("conditions", "conditions"), ("ignore", "names")):
                 if section in document.sections:
                     node = document.sections[section]
-                    total += self._blocks.count(node, section)
+                    lists = node.members.values() if isinstance(node, MapNode) else (node,)
+                    total += sum(self._blocks.count(entries, body) for entries in lists)
                     if total > MAX_ENTRIES:
                         text = f"with its loops unrolled the recipe has {total} entries; at most {MAX_ENTRIES}"
                         self._problems.stop(node.mark, text)

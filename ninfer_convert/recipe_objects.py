@@ -8,7 +8,7 @@ Source: recipe.md, duties 3, 5 and 6; tensor-formats.md sections 2.4 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from ninfer_convert.expression import Expression, Mark
@@ -17,14 +17,14 @@ from ninfer_convert.layout import LAYOUT_OF_FORMAT, LAYOUTS, LayoutError, geomet
 from ninfer_convert.recipe import ObjectSpec, Requirement, ResourceOrigin, ResourceSpec, TensorSpec
 from ninfer_convert.recipe_blocks import Block, BlockReader
 from ninfer_convert.recipe_expressions import ExpressionReader
-from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, nearest, quoted
+from ninfer_convert.recipe_problems import PlacedError, Problems, ReportedError, quoted
 from ninfer_convert.recipe_scalars import (
+    entry_kind,
     read_boolean,
     read_choice,
     read_filled_list,
     read_hex,
     read_list,
-    read_map,
     read_members,
 )
 from ninfer_convert.recipe_scope import Scope, read_file, read_shape
@@ -263,25 +263,6 @@ class ObjectReader:
         if file is None or source is None or member is None:
             raise ReportedError(node.mark)
         return ResourceOrigin(source, file, None, member or None, node.mark)
-
-
-def entry_kind(node: Node, kinds: Sequence[str], others: Collection[str], what: str) -> str:
-    """Returns the one key of an entry that says what it is; `others` are keys that may stand beside it.
-
-    Raises:
-        PlacedError: there is none, or more than one.
-    """
-    table = read_map(node, f"{what}, a mapping")
-    found = [kind for kind in kinds if kind in table.members]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        both = " and ".join(map(quoted, found))
-        raise PlacedError(node.mark, f"{both} cannot stand in one entry; write one block inside the other")
-    for key, child in table.keys.items():
-        if key not in others and (close := nearest(key, kinds)) is not None:
-            raise PlacedError(child.mark, f"unknown key {quoted(key)} in {what}; nearest is {quoted(close)}")
-    raise PlacedError(node.mark, f"{what} needs one of the keys {', '.join(kinds)}")
 
 
 def _copy_reasons(draft: TensorDraft) -> list[tuple[str, str]]:

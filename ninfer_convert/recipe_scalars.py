@@ -173,6 +173,25 @@ def read_members(
     return members
 
 
+def entry_kind(node: Node, kinds: Sequence[str], others: Collection[str], what: str) -> str:
+    """Returns the one key of an entry that says what it is; `others` are keys that may stand beside it.
+
+    Raises:
+        PlacedError: there is none, or more than one.
+    """
+    table = read_map(node, f"{what}, a mapping")
+    found = [kind for kind in kinds if kind in table.members]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        both = " and ".join(map(quoted, found))
+        raise PlacedError(node.mark, f"{both} cannot stand in one entry; write one block inside the other")
+    for key, child in table.keys.items():
+        if key not in others and (close := nearest(key, kinds)) is not None:
+            raise PlacedError(child.mark, f"unknown key {quoted(key)} in {what}; nearest is {quoted(close)}")
+    raise PlacedError(node.mark, f"{what} needs one of the keys {', '.join(kinds)}")
+
+
 def read_named(node: Node, what: str, problems: Problems) -> dict[str, Node]:
     """Returns the members of a mapping whose keys are identifiers; other keys are noted and left out."""
     named = {}

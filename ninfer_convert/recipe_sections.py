@@ -15,9 +15,11 @@ from typing import Any
 
 from ninfer_convert.expression import Mark
 from ninfer_convert.recipe import Evidence, InputSpec, SourceSpec
+from ninfer_convert.recipe_blocks import BlockReader
 from ninfer_convert.recipe_files import Document
 from ninfer_convert.recipe_problems import PlacedError, Problems, quoted, suggestion
 from ninfer_convert.recipe_scalars import (
+    entry_kind,
     read_choice,
     read_filled_list,
     read_free,
@@ -28,7 +30,7 @@ from ninfer_convert.recipe_scalars import (
     read_prose,
 )
 from ninfer_convert.recipe_scope import Scope
-from ninfer_convert.yaml_nodes import ListNode, Node, ScalarNode
+from ninfer_convert.yaml_nodes import ListNode, MapNode, Node, ScalarNode
 
 SAFETENSORS_DTYPES = (
     *("BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64", "F16", "BF16", "F32", "F64", "C64"),
@@ -46,7 +48,7 @@ class _Source:
     mark: Mark
     members: dict[str, Node] = field(default_factory=dict)
     config: list[Node] = field(default_factory=list)
-    ignore: list[tuple[str, Mark]] = field(default_factory=list)
+    ignore: dict[tuple[str, Mark], None] = field(default_factory=dict)
 
 
 def merged_section(chain: Sequence[Document], section: str, what: str, problems: Problems) -> dict[str, Node]:
@@ -61,9 +63,10 @@ def merged_section(chain: Sequence[Document], section: str, what: str, problems:
 class SectionReader:
     """Reads the sections of one recipe and of those it extends; every problem is noted."""
 
-    def __init__(self, chain: Sequence[Document], scope: Scope, problems: Problems) -> None:
+    def __init__(self, chain: Sequence[Document], scope: Scope, blocks: BlockReader, problems: Problems) -> None:
         self._chain = chain
         self._scope = scope
+        self._blocks = blocks
         self._problems = problems
 
     def identity(self) -> tuple[str, str, str] | None:
@@ -160,19 +163,31 @@ class SectionReader:
             if len(sources) > 1:
                 raise PlacedError(node.mark, "with several sources, 'ignore' is a mapping from source to list")
             for source in sources.values():
-                source.ignore.extend(self._globs(node))
+                self._globs(node, self._scope, source.ignore)
             return
         table = read_map(node, "a list of globs, or a mapping from source to list")
         for name, globs in table.members.items():
             if name in sources:
-                sources[name].ignore.extend(self._globs(globs))
+                self._globs(globs, self._scope, sources[name].ignore)
             else:
                 self._problems.add(table.keys[name].mark, f"unknown source {quoted(name)}{suggestion(name, sources)}")
 
-    def _globs(self, node: Node) -> list[tuple[str, Mark]]:
-        items = self._problems.attempt(read_filled_list, node, "a list of globs of tensor names") or ()
-        globs = [self._problems.attempt(self._scope.text, item, "a glob of tensor names") for item in items]
-        return [(glob, item.mark) for glob, item in zip(globs, items, strict=True) if glob is not None]
+    def _globs(self, node: Node, scope: Scope, found: dict[tuple[str, Mark], None]) -> None:
+        for item in self._problems.attempt(read_filled_list, node, "a list of globs of tensor names") or ():
+            self._problems.attempt(self._glob, item, scope, found)
+
+    def _glob(self, node: Node, scope: Scope, found: dict[tuple[str, Mark], None]) -> None:
+        if isinstance(node, MapNode):
+            kind = entry_kind(node, ("for", "when"), ("names",), "a block of ignored names")
+            for block in self._blocks.read(node, kind, "names", scope, optional=()):
+                self._globs(block.body, block.scope, found)
+            return
+        glob = scope.text(node, "a glob of tensor names")
+        if scope.loops and (glob, node.mark) in found:
+            raise PlacedError(
+                node.mark, f"{quoted(glob)} is listed again in another round of a loop; it lacks a variable"
+            )
+        found[glob, node.mark] = None
 
     def _source(self, name: str, source: _Source) -> SourceSpec:
         attempt = self._problems.attempt

@@ -13,21 +13,18 @@ import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ninfer_convert.stand_in_resources import RANKING_FILE, model_config, quantized_config, ranking, resources
 from ninfer_convert.stand_in_weights import (
-    ABSENT_MODULE,
     DEMO,
     FULL,
     MINIATURE,
     Scale,
     Weight,
     base_weights,
-    is_attention,
     line_count,
     quantized_weights,
     seeded_lines,
@@ -179,7 +176,6 @@ _RANGE = re.compile(r"\{from: (\d+), through: (\d+)(?:, step: (\d+))?\}")
 _LIST = re.compile(r"\[(\d+(?:, *\d+)*)\]")
 _SETS = re.compile(r"^sets:\n(?:[ #].*\n|\n)*", re.MULTILINE)
 _LAYER_TYPES = re.compile(r"(layer_types:\s*)\[([\w,\s]*)\]")
-_NAMED_LAYERS = re.compile(r"^( *- \S*layers\.)([][\d-]+)(\.(\w+)\S*).*\n", re.MULTILINE)
 _EXTENDS = re.compile(r"^extends: ([\w.-]+/[\w.-]+)$", re.MULTILINE)
 _INTEGER = re.compile(r"(?<![\w.])\d+(?!\w|\.\d)")
 
@@ -187,16 +183,14 @@ _INTEGER = re.compile(r"(?<![\w.])\d+(?!\w|\.\d)")
 def miniature_recipe(text: str) -> str:
     """Returns a shipped recipe rewritten for the miniature checkpoints.
 
-    Sets of layers and blocks keep those that the miniature has, `layer_types` and listed names with layer
-    numbers likewise; every other whole number, in comments too, is replaced by the table that also made the
-    checkpoints. `extends` becomes the path of the miniature recipe in the sister directory. Pins stay: they
-    cannot match.
+    Sets of layers and blocks keep those that the miniature has, `layer_types` likewise; every other whole
+    number, in comments too, is replaced by the table that also made the checkpoints. `extends` becomes the
+    path of the miniature recipe in the sister directory. Pins stay: they cannot match.
     """
     # Lists before ranges: a range that has become a list must not be taken for a full-size one.
     text = _SETS.sub(lambda block: _LIST.sub(lambda found: _represented(map(int, found[1].split(","))), block[0]), text)
     text = _RANGE.sub(lambda found: _represented(_range(found)), text)
     text = _LAYER_TYPES.sub(_layer_types, text)
-    text = _NAMED_LAYERS.sub(_named_layers, text)
     text = _EXTENDS.sub(r"extends: ../\1.yaml", text)
     return _INTEGER.sub(lambda found: str(MINIATURE.number(int(found[0]))), text)
 
@@ -211,16 +205,6 @@ def _represented(members: Iterable[int]) -> str:
     if full_size == frozenset(range(FULL.blocks)):
         return str(list(range(MINIATURE.blocks)))
     return str([layer for layer, stands_for in enumerate(MINIATURE.layers) if stands_for in full_size])
-
-
-def _named_layers(found: re.Match[str]) -> str:
-    """One list item for each miniature layer that a glob over full-size layer numbers stands for."""
-    begin, pattern, end, module = found.groups()
-    return "".join(
-        f"{begin}{layer}{end}\n"
-        for layer, stands_for in enumerate(MINIATURE.layers)
-        if fnmatchcase(str(stands_for), pattern) and module != ABSENT_MODULE[is_attention(stands_for)]
-    )
 
 
 def _layer_types(found: re.Match[str]) -> str:

@@ -243,10 +243,6 @@ def is_attention(layer: int) -> bool:
     return layer % 4 == 3
 
 
-ABSENT_MODULE = ("self_attn", "linear_attn")
-"""What a GDN layer and a full attention layer do not have, in this order."""
-
-
 def module_kind(model: str, layer: int, module: str) -> str:
     """Returns `BF16`, `NVFP4` or `FP8`: how the quantized checkpoint of a model keeps a linear of a full-size layer.
 

@@ -96,7 +96,8 @@ def test_the_sections_around_the_objects_are_read(here: Path) -> None:
         "text_config": {"vocab": 256, "kinds": ["full", "model.x"], "tied": False, "pad": None, "bos": "<s>"},
     }
     assert base.prefixes == {"language.": "model.", "": "top."}
-    assert [glob for glob, _mark in base.ignore] == ["model.visual.*", "lm_head.bias"]
+    looped = ["model.layers.0.?", "model.layers.2.?", "model.layers.2.z"]
+    assert [glob for glob, _mark in base.ignore] == ["model.visual.*", "lm_head.bias", *looped]
     assert (quantized.repo, quantized.revision, quantized.dtypes, quantized.config) == ("org/small-nvfp4", None, (), {})
     assert [(glob, mark.line, mark.column) for glob, mark in quantized.ignore] == [("*.k_scale", 99, 15)]
     assert {name: spec.sha256 for name, spec in recipe.inputs.items()} == {"ranking": DIGEST}
@@ -264,6 +265,39 @@ def test_a_recipe_that_loses_nothing_needs_no_evidence(here: Path) -> None:
 def test_a_single_source_takes_a_plain_list_of_ignored_tensors(here: Path) -> None:
     text = HEAD.replace(", other: {}", "") + "objects: [{resource: x, file: y}]\nignore: [a.*, b]\n"
     assert [glob for glob, _mark in load(text).sources["base"].ignore] == ["a.*", "b"]
+
+
+IGNORING = HEAD + "names: {P: model.}\nsets: {few: [0, 4], odd: {from: 1, through: 5, step: 2}}\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "globs"),
+    [
+        ("{for: {l: few}, names: [<P><l>.w]}", ["model.0.w", "model.4.w"]),
+        ("{for: {l: [7]}, names: ['<P><l>.[qk].*', <P><l>.o]}", ["model.7.[qk].*", "model.7.o"]),
+        ("{for: {l: few, b: [2, 3]}, names: [<l>.<b>]}", ["0.2", "0.3", "4.2", "4.3"]),
+        ("{for: {l: few}, names: [{for: {b: [9]}, names: [<l>.<b>]}, <l>.c]}", ["0.9", "0.c", "4.9", "4.c"]),
+        (
+            "{for: {l: {all: [few, odd]}}, names: [{when: {l: odd}, names: [<l>.odd]}, <l>.any]}",
+            ["0.any", "1.odd", "1.any", "3.odd", "3.any", "4.any", "5.odd", "5.any"],
+        ),
+    ],
+)
+def test_ignored_tensors_may_be_listed_by_loops(entry: str, globs: list[str], here: Path) -> None:
+    ignore = f"objects: [{{resource: x, file: y}}]\nignore: {{other: [first, {entry}, last]}}\n"
+    sources = load(IGNORING + ignore).sources
+    assert [glob for glob, _mark in sources["other"].ignore] == ["first", *globs, "last"]
+    assert sources["base"].ignore == ()
+    plain = IGNORING.replace(", other: {}", "") + ignore.replace("{other: [", "[").replace("last]}", "last]")
+    assert [glob for glob, _mark in load(plain).sources["base"].ignore] == ["first", *globs, "last"]
+
+
+def test_a_glob_of_a_loop_knows_where_it_is_written(here: Path) -> None:
+    text = IGNORING + "objects: [{resource: x, file: y}]\nignore:\n  base:\n    - for: {l: few}\n      names: [<l>]\n"
+    assert [(glob, str(mark)) for glob, mark in load(text).sources["base"].ignore] == [
+        ("0", "recipe.yaml:12:15"),
+        ("4", "recipe.yaml:12:15"),
+    ]
 
 
 def test_the_dtypes_of_a_recipe_are_those_of_safetensors() -> None:

@@ -76,6 +76,40 @@ def test_a_section_of_the_wrong_kind_is_refused(text: str, told: list[str], here
     assert [message.removeprefix("recipe.yaml:") for message in messages(text)] == told
 
 
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ("{for: {l: fwe}, names: [<l>]}", ["7:27: unknown set 'fwe'; nearest is 'few'"]),
+        ("{for: {l: few}, name: [<l>]}", [
+            "7:17: a 'for' block needs 'names'",
+            "7:33: unknown key 'name' in a 'for' block; nearest is 'names'",
+        ]),
+        ("{for: {l: few}, objects: [<l>], names: [<l>]}", [
+            "7:33: unknown key 'objects' in a 'for' block; known: for, names"
+        ]),
+        ("{for: {l: few}, values: {q: x}, names: [<l>]}", [
+            "7:33: unknown key 'values' in a 'for' block; known: for, names"
+        ]),
+        ("{for: {l: few}, names: <l>}", ["7:40: expected a list of globs of tensor names, found '<l>'"]),
+        ("{for: {l: few}, names: []}", ["7:40: expected a list of globs of tensor names, found an empty list"]),
+        ("{for: {l: few}, names: [<b>]}", ["7:41: placeholder <b> is not defined here; known: <l>"]),
+        ("{for: {l: few}, names: [lm_head.*]}", [
+            "7:41: 'lm_head.*' is listed again in another round of a loop; it lacks a variable"
+        ]),
+        ("{for: {l: few}, names: [{when: {l: [1]}, names: [<l>]}]}", [
+            "7:48: 'when' never holds: no round of the loops around it is in its sets"
+        ]),
+        ("{when: {l: few}, names: [x]}", ["7:25: 'l' is no loop variable here; no loop is around it"]),
+        ("{names: [x]}", ["7:17: a block of ignored names needs one of the keys for, when"]),
+        ("{fro: {l: few}, names: [<l>]}", ["7:18: unknown key 'fro' in a block of ignored names; nearest is 'for'"]),
+        ("[x]", ["7:17: expected a glob of tensor names, found a list"]),
+    ],
+)  # fmt: skip
+def test_a_wrong_block_of_ignored_names_is_refused_at_its_place(entry: str, told: list[str], here: Path) -> None:
+    text = HEAD + f"objects: [{OBJECT}]\nignore: {{base: [{entry}]}}\nsets: {{few: [0, 4]}}\n"
+    assert [message.removeprefix("recipe.yaml:") for message in messages(text)] == told
+
+
 def test_problems_of_several_sections_are_told_together_in_order(here: Path) -> None:
     text = SMALL.replace("[-1e1, .5]", "[-1e1, x]").replace("step: 2", "step: 0").replace("rule: exact", "rule: exakt")
     assert [message.split(": ")[0] for message in messages(text)] == [
@@ -101,6 +135,16 @@ def test_loops_that_multiply_too_far_are_refused_before_they_run(here: Path) -> 
     began = time.perf_counter()
     assert messages(BIG) == ["recipe.yaml:7:3: with its loops unrolled the recipe has 300001 entries; at most 100000"]
     assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize("spelling", ["[{}]", "{{base: [{}]}}"])
+def test_loops_over_ignored_names_count_too(spelling: str, here: Path) -> None:
+    loops = "{for: {a: {from: 0, through: 999}, b: {from: 0, through: 99}}, names: [<a>.<b>]}"
+    sources = HEAD if "base" in spelling else HEAD.replace(", other: {}", "")
+    began = time.perf_counter()
+    (message,) = messages(f"{sources}objects: [{OBJECT}]\nignore: {spelling.format(loops)}\n")
+    assert time.perf_counter() - began < 0.5
+    assert message == "recipe.yaml:7:9: with its loops unrolled the recipe has 300003 entries; at most 100000"
 
 
 def doubling(levels: int) -> str:

@@ -473,9 +473,7 @@ objects:
   - {name: x, shape: [248320, 5120], value: {span: [0, 4096], block: 512}}
   - for: {l: {from: 4, through: 11}}
 ignore:
-  - <P>layers.2[4-9].self_attn.q_proj.weight   # none
-  - <P>layers.[5-6][0-9].self_attn.[qkv]_proj.weight
-  - <P>layers.*.mlp.down_proj.weight
+  - {for: {l: few}, names: ["<P>layers.<l>.self_attn.[qkv]_proj.weight"]}
 """
     text = text.replace(
         "  [linear", "  [" + "linear_attention, linear_attention, linear_attention, full_attention, " * 14 + "linear", 1
@@ -498,8 +496,7 @@ objects:
   - {{name: x, shape: [640, 128], value: {{span: [0, 128], block: 32}}}}
   - for: {{l: [4, 5, 6, 7]}}
 ignore:
-  - <P>layers.11.self_attn.[qkv]_proj.weight
-  - <P>layers.*.mlp.down_proj.weight
+  - {{for: {{l: few}}, names: ["<P>layers.<l>.self_attn.[qkv]_proj.weight"]}}
 """
 
 
