@@ -19,6 +19,7 @@ from typing import Any
 
 from ninfer_convert import __version__
 from ninfer_convert.allowance import peak_memory
+from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import RAW_BYTES
 from ninfer_convert.plan import Plan, PlannedObject, PlannedResource, PlannedTensor
@@ -132,7 +133,7 @@ def _tensor_sources(item: PlannedTensor) -> list[dict[str, Any]]:
     return [
         {
             "source": leaf.source,
-            "file": leaf.info.file,
+            "file": printable(leaf.info.file),
             "tensor": leaf.info.name,
             "dtype": leaf.dtype,
             "shape": list(leaf.shape),
@@ -154,10 +155,14 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
             "bytes": plan.file_bytes,
             "sha256": outcome.file_sha256,
         },
-        "recipe": {"id": plan.recipe.id, "sha256": plan.recipe.sha256, "path": plan.recipe.path},
+        "recipe": {"id": plan.recipe.id, "sha256": plan.recipe.sha256, "path": printable(plan.recipe.path)},
         "sources": {name: _source_json(plan, name) for name in plan.sources},
         "inputs": {
-            name: {"path": str(plan.inputs[name]), "bytes": plan.inputs[name].stat().st_size, "sha256": digest}
+            name: {
+                "path": printable(str(plan.inputs[name])),
+                "bytes": plan.inputs[name].stat().st_size,
+                "sha256": digest,
+            }
             for name, digest in plan.input_digests.items()
         },
         "totals": totals(plan),
@@ -176,7 +181,7 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
             "threads": threads,
             "peak_memory_bytes": peak_memory(),
             "byte_order": sys.byteorder,
-            "command": list(command),
+            "command": list(map(printable, command)),
         },
     }
 
@@ -188,7 +193,7 @@ def _source_json(plan: Plan, name: str) -> dict[str, Any]:
     for info in checkpoint.tensors.values():
         dtypes[info.dtype] = dtypes.get(info.dtype, 0) + 1
     return {
-        "location": checkpoint.location,
+        "location": printable(checkpoint.location),
         "repo": checkpoint.repo or spec.repo,
         "revision": checkpoint.revision,
         "revision_required": spec.revision,
@@ -198,7 +203,7 @@ def _source_json(plan: Plan, name: str) -> dict[str, Any]:
         "tensors": len(checkpoint.tensors),
         "tensors_used": len(used),
         "files": [
-            {"name": file.name, "bytes": file.size, "header_sha256": file.header_sha256}
+            {"name": printable(file.name), "bytes": file.size, "header_sha256": file.header_sha256}
             for file in checkpoint.files.values()
         ],
     }

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -155,6 +156,7 @@ class Case:
         if not all(isinstance(value, Mapping) for value in shards.values()) or not shards:
             shards = {"model.safetensors": shards}  # type: ignore[dict-item]
         self.sources[name] = self.root / name
+        shutil.rmtree(self.sources[name], ignore_errors=True)
         return write_directory(self.sources[name], shards, config=config, files=files)  # type: ignore[arg-type]
 
     def input(self, name: str, content: bytes) -> Path:

@@ -87,9 +87,10 @@ def run(
             quiet=quiet,
         )
         if not quiet:
-            click.echo(f"wrote {os.fspath(output)}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
+            name = printable(os.fspath(output))
+            click.echo(f"wrote {name}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
                        f"{outcome.seconds:.1f} s", err=True)
-            click.echo(f"{outcome.file_sha256}  {os.fspath(output)}")
+            click.echo(f"{outcome.file_sha256}  {name}")
 
 
 def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool, *, default_report: bool) -> None:
