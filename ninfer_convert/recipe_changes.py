@@ -9,7 +9,7 @@ Source: recipe.md, duty 7.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -132,6 +132,20 @@ class ChangeReader:
         # A digest belongs to the place it was taken from: with another place it has to be given anew.
         changed = dataclasses.replace(spec, origins=origins, sha256=self._objects.digest(members))
         return [changed if found is spec else found for found in current]
+
+
+def without_pins(objects: Sequence[ObjectSpec], sources: Container[str]) -> list[ObjectSpec]:
+    """Returns the objects, without the SHA-256 of resources that may be taken from one of the sources.
+
+    Pins belong to the repository they were taken from: of another one they say nothing.
+    """
+    return [
+        dataclasses.replace(spec, sha256=None)
+        if isinstance(spec, ResourceSpec)
+        and any(origin.file is not None and origin.source in sources for origin in spec.origins)
+        else spec
+        for spec in objects
+    ]
 
 
 def _matches(node: Node, scope: Scope, names: Sequence[str], what: str) -> frozenset[str]:

@@ -16,7 +16,7 @@ from ninfer_convert.errors import RecipeError
 from ninfer_convert.expression import Cast, Expression, Mark, operands
 from ninfer_convert.recipe import ConditionSpec, Evidence, ObjectSpec, Recipe, TensorSpec
 from ninfer_convert.recipe_blocks import MAX_ENTRIES, BlockReader
-from ninfer_convert.recipe_changes import ChangeReader
+from ninfer_convert.recipe_changes import ChangeReader, without_pins
 from ninfer_convert.recipe_expressions import ExpressionReader
 from ninfer_convert.recipe_files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
 from ninfer_convert.recipe_objects import ObjectReader
@@ -115,6 +115,7 @@ class _Assembly:
         changes = ChangeReader(self._objects, self._problems)
         objects: list[ObjectSpec] = []
         for document in self._chain:
+            objects = without_pins(objects, self._sections.moved(document))
             if "change" in document.sections and "extends" in document.sections:
                 objects = changes.apply(document.sections["change"], objects, self._scope)
                 if not objects:

@@ -68,6 +68,7 @@ class SectionReader:
         self._scope = scope
         self._blocks = blocks
         self._problems = problems
+        self._moved: dict[str, frozenset[str]] = {}
 
     def identity(self) -> tuple[str, str, str] | None:
         """Returns recipe id, model_id and weights_id; None if one of them is missing or wrong."""
@@ -100,14 +101,19 @@ class SectionReader:
         """Returns the sources, the default one first, each with what it need not use."""
         merged: dict[str, _Source] = {}
         for document in self._chain:
-            for name, node in self._named(document, "sources", "source"):
-                self._merge_source(merged.setdefault(name, _Source(node.mark)), node)
+            named = self._named(document, "sources", "source")
+            moved = [name for name, node in named if self._merge(merged.setdefault(name, _Source(node.mark)), node)]
+            self._moved[document.path] = frozenset(moved)
             if "ignore" in document.sections:
                 self._problems.attempt(self._ignore, document.sections["ignore"], merged)
         if not merged and any("sources" in document.sections for document in self._chain):
             node = next(document.sections["sources"] for document in self._chain if "sources" in document.sections)
             self._problems.add(node.mark, "a recipe needs at least one source")
         return {name: self._source(name, source) for name, source in merged.items()}
+
+    def moved(self, document: Document) -> frozenset[str]:
+        """Returns the sources that this recipe of the chain took to another repository; `sources` comes first."""
+        return self._moved[document.path]
 
     def evidence(self) -> tuple[Evidence, ...] | None:
         """Returns what the recipe cites; nothing for `none`, None if it does not speak of evidence at all.
@@ -146,17 +152,23 @@ class SectionReader:
     def _hex(self, node: Node | None, digits: int, what: str) -> str | None:
         return None if node is None else self._problems.attempt(read_hex, node, digits, what)
 
-    def _merge_source(self, source: _Source, node: Node) -> None:
+    def _merge(self, source: _Source, node: Node) -> bool:
+        """Overrides members of a source; answers whether it moves to another repository."""
         keys = ("repo", "revision", "dtype", "config", "prefix")
         members = self._problems.attempt(read_members, node, "a source", (), keys, self._problems)
         if members is None:
-            return
-        if "repo" in members:
+            return False
+        moves = "repo" in members and self._repo(members) != self._repo(source.members)
+        if moves:
             # A commit belongs to its repository.
             source.members.pop("revision", None)
         source.members |= members
         if "config" in members:
             source.config.append(members["config"])
+        return moves
+
+    def _repo(self, members: Mapping[str, Node]) -> str | None:
+        return self._problems.attempt(self._repository, members["repo"]) if "repo" in members else None
 
     def _ignore(self, node: Node, sources: Mapping[str, _Source]) -> None:
         if isinstance(node, ListNode):
@@ -192,7 +204,7 @@ class SectionReader:
     def _source(self, name: str, source: _Source) -> SourceSpec:
         attempt = self._problems.attempt
         members = source.members
-        repo = attempt(self._repository, members["repo"]) if "repo" in members else None
+        repo = self._repo(members)
         if "revision" in members and "repo" not in members:
             self._problems.add(members["revision"].mark, "'revision' needs 'repo'")
         config: dict[str, Any] = {}

@@ -182,6 +182,56 @@ def test_a_resource_from_another_place_needs_its_digest_anew(base: Recipe) -> No
     assert ([origin.input for origin in ranking.origins], ranking.sha256) == (["ranking"], DIGEST)
 
 
+PINNED = HEAD.replace("{base: {}, other: {}}", "{base: {repo: org/a}, other: {}}") + f"""\
+inputs: {{template: {{}}}}
+objects:
+  - {{resource: own, file: own.json, sha256: {DIGEST}}}
+  - {{resource: member, file: own.json, member: text, sha256: {DIGEST}}}
+  - {{resource: other, source: other, file: own.json, sha256: {DIGEST}}}
+  - {{resource: input, input: template, sha256: {DIGEST}}}
+  - {{resource: any, any: [{{source: other, file: x}}, {{file: y}}], sha256: {DIGEST}}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("sources", "unpinned"),
+    [
+        ("{}", []),
+        ("{base: {config: {a: 1}}}", []),
+        (f"{{base: {{repo: org/a, revision: {COMMIT}}}}}", []),
+        ("{base: {repo: <org>/a}}", []),
+        ("{base: {repo: me/a}}", ["own", "member", "any"]),
+        (f"{{base: {{repo: me/a, revision: {COMMIT}}}}}", ["own", "member", "any"]),
+        ("{other: {repo: me/b}}", ["other", "any"]),
+        ("{base: {repo: me/a}, other: {repo: me/b}}", ["own", "member", "other", "any"]),
+    ],
+)
+def test_digests_of_resources_are_not_inherited_by_another_repository(
+    sources: str, unpinned: list[str], here: Path
+) -> None:
+    load(PINNED, "base.yaml")
+    made = load(TUNE + f"names: {{org: org}}\nsources: {sources}\n", "tune.yaml")
+    assert [name for name, spec in resources(made).items() if spec.sha256 is None] == unpinned
+    assert {spec.sha256 for spec in resources(made).values()} <= {DIGEST, None}
+
+
+def test_a_recipe_for_another_repository_can_pin_and_be_extended_in_its_turn(here: Path) -> None:
+    load(PINNED, "base.yaml")
+    load(TUNE + f"sources: {{base: {{repo: me/a}}}}\nchange: [{{resource: own, sha256: {OTHER_DIGEST}}}]\n", "mid.yaml")
+    top = resources(load(TUNE.replace("base.yaml", "mid.yaml"), "top.yaml"))
+    assert (top["own"].sha256, top["member"].sha256) == (OTHER_DIGEST, None)
+    # Back home is another repository, too.
+    back = load(TUNE.replace("base.yaml", "mid.yaml") + "sources: {base: {repo: org/a}}\n", "back.yaml")
+    assert [spec.sha256 for spec in resources(back).values()] == [None, None, DIGEST, DIGEST, None]
+
+
+def test_a_repository_that_is_said_again_keeps_its_commit(here: Path) -> None:
+    load(PINNED.replace("org/a", f"org/a, revision: {COMMIT}"), "base.yaml")
+    for repo, revision in (("org/a", COMMIT), ("org/b", None)):
+        tune = load(TUNE + f"sources: {{base: {{repo: {repo}}}}}\n", "tune.yaml")
+        assert (tune.sources["base"].repo, tune.sources["base"].revision) == (repo, revision)
+
+
 @pytest.mark.parametrize(
     ("entry", "told"),
     [

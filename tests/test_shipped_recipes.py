@@ -688,7 +688,7 @@ def test_fine_tune_example_changes_repository_template_and_two_mlps_in_five_line
     assert changed == dict.fromkeys(mlps, "BF16")
     assert [spec.encoder for spec in tensors(tune) if spec.name in mlps] == [None] * 4
     template = resources(tune)[2]
-    assert template.sha256 is None
+    assert [spec.sha256 for spec in resources(tune)] == [None] * 6
     assert [(origin.file, origin.member) for origin in template.origins] == [("chat_template.jinja", None)]
 
 
