@@ -115,9 +115,9 @@ class ConditionSpec:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Why the lossy choices for the objects that match a glob are believed good enough."""
+    """Why the lossy choices for the objects that match one of the globs are believed good enough."""
 
-    objects: str
+    objects: tuple[tuple[str, Mark], ...]
     text: str
     mark: Mark = field(compare=False)
 

@@ -157,10 +157,9 @@ class _Assembly:
         names = [spec.name for spec in objects]
         # What a base cites may speak of objects that a change has dropped.
         own = [entry for entry in evidence or () if entry.mark.file == self._chain[-1].mark.file]
-        for entry in own if names else ():
-            if not any(fnmatchcase(name, entry.objects) for name in names):
-                hint = suggestion(entry.objects, names, listed=0)
-                self._problems.add(entry.mark, f"{quoted(entry.objects)} matches no object{hint}")
+        for glob, mark in (pair for entry in own for pair in entry.objects) if names else ():
+            if not any(fnmatchcase(name, glob) for name in names):
+                self._problems.add(mark, f"{quoted(glob)} matches no object{suggestion(glob, names, listed=0)}")
         if evidence == ():
             return
         lossy = [spec for spec in objects if isinstance(spec, TensorSpec) and is_lossy(spec)]
@@ -168,8 +167,9 @@ class _Assembly:
             text = f"{len(lossy)} objects lose precision, {quoted(lossy[0].name)} first, and 'evidence' is missing"
             self._problems.add(self._chain[-1].mark, f"{text}; cite it, or write 'evidence: none' for a demonstration")
             return
+        globs = [glob for entry in evidence or () for glob, _mark in entry.objects]
         for spec in lossy:
-            if not any(fnmatchcase(spec.name, entry.objects) for entry in evidence or ()):
+            if not any(fnmatchcase(spec.name, glob) for glob in globs):
                 self._problems.next_turn()
                 self._problems.add(spec.mark, f"object {quoted(spec.name)} loses precision and no evidence covers it")
 

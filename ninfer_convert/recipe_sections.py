@@ -131,17 +131,20 @@ class SectionReader:
             wanted = "'none' or a list of evidence"
             for item in self._problems.attempt(read_filled_list, node, wanted) or (node,):
                 entry = self._problems.attempt(self._evidence, item) if item is not node else None
-                found = [*(found or ()), entry or Evidence("*", "", item.mark)]
+                found = [*(found or ()), entry or Evidence((("*", item.mark),), "", item.mark)]
         return None if found is None else tuple(found)
 
     def _evidence(self, node: Node) -> Evidence | None:
         members = read_members(node, "evidence", ("text",), ("objects",), self._problems)
         if members is None:
             return None
-        glob = "*"
+        globs: tuple[tuple[str, Mark], ...] = (("*", node.mark),)
         if "objects" in members:
-            glob = self._problems.attempt(self._scope.text, members["objects"], "a glob of object names") or "*"
-        return Evidence(glob, read_prose(members["text"]), members.get("objects", node).mark)
+            listed = members["objects"]
+            items = read_filled_list(listed, "globs of object names") if isinstance(listed, ListNode) else (listed,)
+            found = [self._problems.attempt(self._scope.text, item, "a glob of object names") for item in items]
+            globs = tuple((glob or "*", item.mark) for glob, item in zip(found, items, strict=True))
+        return Evidence(globs, read_prose(members["text"]), node.mark)
 
     def _named(self, document: Document, section: str, what: str) -> list[tuple[str, Node]]:
         if section not in document.sections:

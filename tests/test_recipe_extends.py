@@ -307,6 +307,16 @@ def test_an_object_that_a_change_makes_lossy_needs_evidence(here: Path) -> None:
     load(change(entry) + "evidence: [{objects: b, text: y}]\n", "tune.yaml")
 
 
+def test_one_entry_of_evidence_may_cover_several_globs(here: Path) -> None:
+    tensor = f"shape: [1, 64], format: Q4G64_F16S, encoder: {GROUPED}, value: x}}"
+    objects = "".join(f"  - {{name: {name}, {tensor}\n" for name in ("a", "b/1", "b/2", "c"))
+    head = HEAD.replace("evidence: none", "evidence: [{objects: [a, b/*], text: x}]")
+    assert messages(f"{head}objects:\n{objects}") == [
+        "recipe.yaml:10:5: object 'c' loses precision and no evidence covers it"
+    ]
+    load(f"{head.replace('b/*]', 'b/*, c]')}objects:\n{objects}")
+
+
 def test_recipes_may_extend_each_other_in_a_chain(base: Recipe) -> None:
     load(TUNE + "change: [{drop: 'head*'}]\nobjects: [{name: mid, shape: [2], format: BF16, value: x}]\n", "mid.yaml")
     top = load("schema: 1\nid: top\nextends: ./mid.yaml\nchange: [{objects: mid, format: FP32}]\n", "top.yaml")

@@ -84,9 +84,9 @@ def test_a_small_recipe_is_written_out_in_stored_order(here: Path) -> None:
 def test_the_sections_around_the_objects_are_read(here: Path) -> None:
     recipe = load(SMALL)
     assert (recipe.id, recipe.model_id, recipe.weights_id, recipe.path) == ("small-v1", "small", "mixed", "recipe.yaml")
-    assert [(entry.objects, entry.text) for entry in recipe.evidence] == [
-        ("text/*", "Measured in a test."),
-        ("*", "The rest is like it."),
+    assert [([glob for glob, _mark in entry.objects], entry.text) for entry in recipe.evidence] == [
+        (["text/*", "head/[cr]*"], "Measured in a test."),
+        (["*"], "The rest is like it."),
     ]
     base, quantized = recipe.sources.values()
     assert (base.name, base.repo, base.revision, base.dtypes) == ("base", "org/small", COMMIT, ("BF16", "F32"))
