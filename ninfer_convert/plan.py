@@ -8,26 +8,22 @@ Source: recipe.md, every duty; container.md, "Geometry".
 
 from __future__ import annotations
 
-import fnmatch
-import hashlib
-import json
-import math
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ninfer_convert import container
+from ninfer_convert.agreement import check_coverage, check_inputs, check_source, check_usable
 from ninfer_convert.casts import CASTS, WORD_BYTES
 from ninfer_convert.errors import ConvertError, PlanError, SourceError, printable
 from ninfer_convert.expression import Expression, Module, Tensor, leaves
+from ninfer_convert.findings import Findings
 from ninfer_convert.formats import FORMATS, BlockScaledFormat, DirectFormat, NumericFormat, RowScaledFormat
 from ninfer_convert.layout import Geometry, geometry
-from ninfer_convert.recipe import Recipe, ResourceOrigin, ResourceSpec, SourceSpec, TensorSpec
+from ninfer_convert.recipe import Recipe, ResourceOrigin, ResourceSpec, TensorSpec
 from ninfer_convert.requirements import require
+from ninfer_convert.resources import read_resource
 from ninfer_convert.source import Checkpoint
-from ninfer_convert.source_names import unwrapped
 from ninfer_convert.transform import AbsentError, Binder, MissingError, Words
 from ninfer_convert.value import Identical, SourceTensor, Value, elements, load, source_tensors, where
 
@@ -37,8 +33,6 @@ FLOAT_DTYPES = ("BF16", "F16", "F32")
 SMALL_VALUE_BYTES = 1024
 """Values up to this size are read and checked while planning."""
 
-MAX_INPUT_BYTES = 1 << 30
-SHOWN_NAMES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,21 +150,19 @@ class _Planner:
     def __init__(
         self, recipe: Recipe, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], unpinned: bool
     ) -> None:
-        self.recipe, self.sources, self.inputs, self.unpinned = recipe, sources, inputs, unpinned
+        self.recipe, self.sources, self.inputs = recipe, sources, inputs
+        self.findings = Findings(unpinned)
         self.binder = Binder(sources, inputs)
-        self.problems: dict[str, None] = {}
-        self.notes: list[str] = []
-        self.waived: list[str] = []
-        self.input_digests: dict[str, str] = {}
         self.is_bound = True
         self.partial: set[str] = set()
         """Components that are absent in part, or whole without being optional."""
 
     def plan(self) -> Plan:
-        self._check_usable()
+        findings = self.findings
+        check_usable(self.sources, findings)
         for spec in self.recipe.sources.values():
-            self._check_source(spec, self.sources[spec.name])
-        self._check_inputs()
+            check_source(spec, self.sources[spec.name], findings)
+        input_digests = check_inputs(self.recipe, self.inputs, findings)
         absent = self._absent_components()
         planned: list[PlannedObject] = []
         cursor = 0
@@ -186,30 +178,28 @@ class _Planner:
             cursor = placed.offset + placed.nbytes
         conditions = self._bind_conditions()
         self._report_absent_files()
-        warnings = self._check_coverage()
-        if self.problems:
-            raise PlanError(*self.problems)
+        for spec in self.recipe.sources.values():
+            used = self.binder.used[spec.name]
+            check_coverage(spec, self.sources[spec.name], used, findings, is_complete=self.is_bound)
+        findings.raise_problems()
         if not planned:
             raise PlanError(f"{self.recipe.path}: every object belongs to a component that is absent from the source")
         head = container.encode_head(
             container.Identity(self.recipe.model_id, self.recipe.weights_id), [_record(item) for item in planned]
         )
-        notes = (*self.notes, *dict.fromkeys(self.binder.notes))
+        notes = (*findings.notes, *dict.fromkeys(self.binder.notes))
         return Plan(
             self.recipe,
             self.sources,
             self.inputs,
-            self.input_digests,
+            input_digests,
             tuple(planned),
             conditions,
             head,
             notes,
-            tuple(warnings),
-            tuple(self.waived),
+            tuple(findings.warnings),
+            tuple(findings.waived),
         )
-
-    def _add(self, *messages: str) -> None:
-        self.problems.update(dict.fromkeys(messages))
 
     def _unbound(self, item: TensorSpec | ResourceSpec, error: ConvertError) -> None:
         """Takes note of an object that cannot be made, unless its component or its file was named already."""
@@ -217,61 +207,7 @@ class _Planner:
             self.is_bound = False
         is_named = item.component in self.partial and isinstance(error, MissingError)
         if not is_named and not isinstance(error, AbsentError):
-            self._add(*error.messages)
-
-    def _pin(self, message: str) -> None:
-        """Takes note of a pin that does not match: a problem, unless `--unpinned` waives it."""
-        if self.unpinned:
-            self.waived.append(message)
-        else:
-            self._add(message + "; --unpinned accepts it and records that")
-
-    # -- sources --------------------------------------------------------------------------------------------
-
-    def _check_usable(self) -> None:
-        """A source of another kind lacks most names of the recipe; its kind alone is worth a message."""
-        for name in self.recipe.sources:
-            checkpoint = self.sources[name]
-            for reason in (checkpoint.foreign_quantization(), checkpoint.unmerged_adapter()):
-                if reason:
-                    self._add(f"source {name}: {reason}")
-        if self.problems:
-            raise PlanError(*self.problems)
-
-    def _check_source(self, spec: SourceSpec, checkpoint: Checkpoint) -> None:
-        if spec.revision and checkpoint.revision and spec.revision != checkpoint.revision:
-            self._pin(f"source {spec.name}: revision {checkpoint.revision} found, {spec.revision} required")
-        if spec.revision and not checkpoint.revision:
-            self.notes.append(f"source {spec.name}: a plain directory; revision {spec.revision} could not be checked")
-        self.notes += [
-            f"source {spec.name}: names beginning with {begin!r} were read as {to!r}"
-            for begin, to in checkpoint.applied_prefixes.items()
-        ]
-        if not spec.config:
-            return
-        if checkpoint.config is None:
-            self._add(f"source {spec.name}: no config.json in {printable(checkpoint.location)}; the recipe needs one")
-            return
-        for path, found, required in _config_differences(spec.config, checkpoint.config, ""):
-            self._add(f"source {spec.name}: config.json {path}: {found} found, {required} required")
-
-    def _check_inputs(self) -> None:
-        for name in self.inputs.keys() - self.recipe.inputs.keys():
-            known = ", ".join(self.recipe.inputs) or "none"
-            self._add(f"input {printable(name)} is not one of the recipe's inputs ({known})")
-        for name, spec in self.recipe.inputs.items():
-            path = self.inputs.get(name)
-            if path is None:
-                self._add(f"{spec.mark}: input {name} is not given; add --input {name}=PATH")
-                continue
-            try:
-                found = _file_sha256(path)
-            except OSError as error:
-                self._add(f"input {name}: {printable(str(path))}: {error.strerror}")
-                continue
-            self.input_digests[name] = found
-            if spec.sha256 and found != spec.sha256:
-                self._pin(f"input {name} ({printable(str(path))}): SHA-256 {found} found, {spec.sha256} required")
+            self.findings.problem(*error.messages)
 
     def _absent_components(self) -> set[str]:
         """Returns the optional components that are absent whole; reports those that are absent in part."""
@@ -287,67 +223,22 @@ class _Planner:
             missing = [leaf for leaf in named.values() if not self.binder.has(leaf)]
             if missing and len(missing) == len(named) and component in self.recipe.optional_components:
                 absent.add(component)
-                self.notes.append(f"component {component} is absent from the source and was left out")
+                self.findings.notes.append(f"component {component} is absent from the source and was left out")
             elif missing:
                 self.partial.add(component)
-                self._add(
+                self.findings.problem(
                     f"{missing[0].mark}: component {component}: {printable(str(missing[0]))} is missing, "
                     f"{len(missing)} of {len(named)} missing; a component that is absent whole may be declared "
                     f"optional: true, or be left out with `change: [drop: {component}/*]`"
                 )
         return absent
 
-    def _check_coverage(self) -> list[str]:
-        """Every tensor is used or ignored by name; returns warnings."""
-        warnings: list[str] = []
-        for spec in self.recipe.sources.values():
-            checkpoint, used = self.sources[spec.name], self.binder.used[spec.name]
-            warnings += checkpoint.warnings
-            names = [*checkpoint.tensors, *checkpoint.absent]
-            ignored: set[str] = set()
-            for glob, mark in spec.ignore:
-                matches = _matching(glob, names)
-                if not matches:
-                    self._add(f"{mark}: ignore {printable(glob)} matches no tensor of source {spec.name}")
-                if overlap := sorted(used.intersection(matches)):
-                    self._add(f"{mark}: ignore {printable(glob)} matches {printable(overlap[0])}, which an object uses")
-                ignored.update(matches)
-            self._check_unused(spec.name, [name for name in names if name not in used and name not in ignored], used)
-            self._check_dtypes(spec, checkpoint, used)
-            lost = sorted({checkpoint.absent[name] for name in checkpoint.absent if name in ignored})
-            warnings += [f"{printable(shard)} of source {spec.name} is absent; no object needs it" for shard in lost]
-        return warnings
-
-    def _check_unused(self, source: str, unused: Sequence[str], used: set[str]) -> None:
-        # What an object that could not be bound would have used is not known.
-        if not unused or not self.is_bound:
-            return
-        tails = {unwrapped(name): name for name in used}
-        twins = [(name, tails[unwrapped(name)]) for name in unused if unwrapped(name) in tails]
-        if twins:
-            both = " and ".join(map(printable, twins[0]))
-            more = f" (and {len(twins) - 1} more pairs)" if len(twins) > 1 else ""
-            self._add(f"source {source}: {both} are ambiguous: one name under two prefixes{more}")
-            return
-        shown = ", ".join(map(printable, unused[:SHOWN_NAMES]))
-        more = f" and {len(unused) - SHOWN_NAMES} more" if len(unused) > SHOWN_NAMES else ""
-        count = "1 tensor is" if len(unused) == 1 else f"{len(unused)} tensors are"
-        self._add(
-            f"source {source}: {count} neither used nor ignored: {shown}{more}; use them or list them under ignore"
-        )
-
-    def _check_dtypes(self, spec: SourceSpec, checkpoint: Checkpoint, used: Iterable[str]) -> None:
-        for name in sorted(used) if spec.dtypes else ():
-            if (found := checkpoint.tensors[name].dtype) not in spec.dtypes:
-                required = " or ".join(spec.dtypes)
-                self._add(f"source {spec.name}: tensor {printable(name)} is {found}; the recipe states {required}")
-
     # -- objects --------------------------------------------------------------------------------------------
 
     def _place(self, item: TensorSpec | ResourceSpec, cursor: int) -> PlannedObject:
         offset = container.next_offset(cursor, "resource" if isinstance(item, ResourceSpec) else "tensor")
         if isinstance(item, ResourceSpec):
-            content, origin = self._resource(item)
+            content, origin = read_resource(item, self.sources, self.inputs, self.findings)
             return PlannedResource(item.name, offset, content, origin)
         numeric = FORMATS[item.format]
         try:
@@ -376,62 +267,6 @@ class _Planner:
             load(value)
         return value
 
-    def _resource(self, item: ResourceSpec) -> tuple[bytes, ResourceOrigin]:
-        label = f"{item.mark}: resource {printable(item.name)}"
-        for index, origin in enumerate(item.origins):
-            try:
-                content = self._resource_bytes(origin)
-            except SourceError as error:
-                raise PlanError(*(f"{label}: {message}" for message in error.messages)) from error
-            if content is None:
-                continue
-            if not content:
-                raise PlanError(f"{label}: {_origin_text(origin)} is empty; a resource has at least one byte")
-            others = [other for other in item.origins[index + 1 :] if self._resource_bytes(other) is not None]
-            if others:
-                self.notes.append(f"resource {item.name}: {_origin_text(origin)} wins over {_origin_text(others[0])}")
-            found = hashlib.sha256(content).hexdigest()
-            if item.sha256 and found != item.sha256:
-                self._pin(f"{label}: SHA-256 {found} found in {_origin_text(origin)}, {item.sha256} required")
-            return content, origin
-        looked = ", ".join(_origin_text(origin) for origin in item.origins)
-        raise PlanError(f"{label} was not found; looked at: {looked}. Name another place with file: or input:")
-
-    def _resource_bytes(self, origin: ResourceOrigin) -> bytes | None:
-        if origin.input is not None:
-            path = self.inputs.get(origin.input)
-            if path is None:
-                return None
-            try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise SourceError(f"{printable(str(path))}: {error.strerror}") from error
-        else:
-            checkpoint, name = self.sources[origin.source], origin.file or ""
-            if not checkpoint.has_file(name):
-                return None
-            content = checkpoint.resource(name)
-        return content if origin.member is None else self._member(content, origin)
-
-    def _member(self, content: bytes, origin: ResourceOrigin) -> bytes | None:
-        try:
-            document = json.loads(content.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:
-            raise SourceError(f"{origin.file or origin.input} is not valid JSON: {error}") from error
-        found = document.get(origin.member) if isinstance(document, dict) else None
-        if isinstance(found, list):
-            named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-            others = ", ".join(printable(str(name)) for name in named if name != "default")
-            if others and "default" in named:
-                self.notes.append(f"{_origin_text(origin)}: default taken, {others} left out")
-            found = named.get("default")
-        if not isinstance(found, str):
-            return None
-        try:
-            return found.encode()
-        except UnicodeEncodeError as error:
-            raise SourceError(f"{_origin_text(origin)} holds a lone surrogate and has no UTF-8 form") from error
-
     def _bind_conditions(self) -> tuple[Value, ...]:
         bound = []
         for condition in self.recipe.conditions:
@@ -445,14 +280,14 @@ class _Planner:
                 self.is_bound = False
             except ConvertError as error:
                 self.is_bound = False
-                self._add(*(f"{condition.mark}: condition: {message}" for message in error.messages))
+                self.findings.problem(*(f"{condition.mark}: condition: {message}" for message in error.messages))
         return tuple(bound)
 
     def _report_absent_files(self) -> None:
         for (source, file), needed in self.binder.absent.items():
             checkpoint = self.sources[source]
             held = [name for name in checkpoint.absent if checkpoint.absent[name] == file]
-            self._add(
+            self.findings.problem(
                 f"source {source}: {printable(file)} is absent from {printable(checkpoint.location)}: download "
                 f"incomplete; the index places {len(held)} tensors there, {printable(held[0])} first, and the recipe "
                 f"needs {len(needed)} of them, {printable(next(iter(needed)))} first"
@@ -494,39 +329,3 @@ def _require_dtype(label: str, item: TensorSpec, numeric: NumericFormat, value: 
         raise PlanError(
             f"{label}: {named} is {value.dtype}, not a float source{hint}; the {kind} takes {', '.join(FLOAT_DTYPES)}"
         )
-
-
-def _config_differences(
-    required: Mapping[str, Any], found: Mapping[str, Any], prefix: str
-) -> Iterator[tuple[str, str, str]]:
-    for key, expected in required.items():
-        path = f"{prefix}{key}"
-        if key not in found:
-            yield path, "nothing", json.dumps(expected)
-        elif isinstance(expected, Mapping) and isinstance(found[key], Mapping):
-            yield from _config_differences(expected, found[key], path + ".")
-        elif not _equal(expected, found[key]):
-            yield path, printable(json.dumps(found[key], ensure_ascii=False)), json.dumps(expected)
-
-
-def _equal(expected: Any, found: Any) -> bool:
-    if isinstance(expected, bool) or isinstance(found, bool):
-        return expected is found
-    if isinstance(expected, (int, float)) and isinstance(found, (int, float)):
-        return math.isclose(expected, found, rel_tol=0, abs_tol=0)
-    return bool(expected == found)
-
-
-def _matching(glob: str, names: Iterable[str]) -> list[str]:
-    pattern = re.compile(fnmatch.translate(glob))
-    return [name for name in names if pattern.match(name)]
-
-
-def _origin_text(origin: ResourceOrigin) -> str:
-    base = f"input {origin.input}" if origin.input else f"{origin.source}:{printable(origin.file or '')}"
-    return f"{base}, member {origin.member}" if origin.member else base
-
-
-def _file_sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

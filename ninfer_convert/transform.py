@@ -1,7 +1,8 @@
 """Binds expressions to checkpoints: names become tensors, shapes and dtypes are inferred and checked.
 
-Owns what each expression node demands of its operands. Refuses to know formats (`plan` matches a bound
-value to one) and YAML. Nothing is read here but scalars, shortlist inputs and ids.
+Owns the leaves: which tensors a name or a module means, and what they must be. What moves demand of their operands
+is in `moves`. Refuses to know formats (`plan` matches a bound value to one) and YAML. Nothing is read here but
+scalars, shortlist inputs and ids.
 
 Source: recipe.md, duties 4 and 5; layouts.md, "Sources of already selected words".
 """
@@ -16,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from ninfer_convert.casts import CASTS, WORD_BYTES
-from ninfer_convert.errors import PlanError, SourceError, printable
+from ninfer_convert.casts import WORD_BYTES
+from ninfer_convert.errors import PlanError, printable
 from ninfer_convert.expression import (
     BlockRows,
     Cast,
@@ -38,25 +38,11 @@ from ninfer_convert.expression import (
     Transpose,
     leaves,
 )
+from ninfer_convert.moves import block_rows, cast, gathered, identical, joined, reshaped, sliced, transposed
+from ninfer_convert.shortlist import shortlist
 from ninfer_convert.source import Checkpoint
 from ninfer_convert.source_quantization import quantization_methods
-from ninfer_convert.value import (
-    Constant,
-    Converted,
-    Gathered,
-    Identical,
-    Joined,
-    Reshaped,
-    Sliced,
-    SourceTensor,
-    Transposed,
-    Value,
-    elements,
-    load,
-)
-
-MAX_IDS_BYTES = 64 << 20
-"""Ids of a gather are read while planning; a longer vector is refused."""
+from ninfer_convert.value import Constant, Identical, Reshaped, SourceTensor, Value, elements, load
 
 QUANTIZED_FIELDS = (
     *("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
@@ -167,7 +153,7 @@ class Binder:
             return self._plain_tensor(leaf)
         if isinstance(leaf, Shortlist):
             if leaf not in self._shortlists:
-                self._shortlists[leaf] = self._shortlist(leaf)
+                self._shortlists[leaf] = shortlist(leaf, self._inputs.get(leaf.counts), self._sources[leaf.source])
             return self._shortlists[leaf]
         raise PlanError(f"{leaf.mark}: {printable(str(leaf))} is a module of encoded words; a value needs a tensor")
 
@@ -279,55 +265,26 @@ class Binder:
                 f"says {path}: {printable(method)}; a divisor of one is a multiplier of the other"
             )
 
-    def _shortlist(self, leaf: Shortlist) -> Value:
-        label = f"{leaf.mark}: shortlist"
-        path = self._inputs.get(leaf.counts)
-        if path is None:
-            raise PlanError(f"{label} needs input {leaf.counts}; give it with --input {leaf.counts}=PATH")
-        counts = _total_counts(path, leaf)
-        forced = [number for number in self._special_ids(leaf) if number < leaf.candidates]
-        order = np.argsort(-counts, kind="stable")
-        ordinary = order[~np.isin(order, forced)][: leaf.take - len(forced)] if leaf.take >= len(forced) else order[:0]
-        chosen = np.concatenate([ordinary, np.array(forced, np.int64)])
-        chosen = chosen[np.argsort(-counts[chosen], kind="stable")]
-        if len(chosen) != leaf.take or len(np.unique(chosen)) != leaf.take:
-            raise PlanError(
-                f"{label} yields {len(np.unique(chosen))} distinct ids ({len(forced)} of them special) out of "
-                f"{leaf.candidates} candidates; {leaf.take} are required"
-            )
-        return Constant(str(leaf), (leaf.take,), "I32", chosen.astype("<i4"))
-
-    def _special_ids(self, leaf: Shortlist) -> list[int]:
-        checkpoint = self._sources[leaf.source]
-        try:
-            tokens = json.loads(checkpoint.resource(leaf.special).decode("utf-8-sig"))["added_tokens_decoder"]
-            return sorted(int(number) for number, token in tokens.items() if token.get("special") is True)
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise PlanError(
-                f"{leaf.mark}: {printable(leaf.special)} of source {leaf.source} has no usable added_tokens_decoder "
-                "(an object of ids, each an object with special: true or false)"
-            ) from error
-
     # -- moves and casts ------------------------------------------------------------------------------------
 
     def _bind(self, node: Expression, leaf: Callable[[Expression], Value]) -> Value:
         match node:
             case Slice():
-                return _sliced(node, self._bind(node.of, leaf))
+                return sliced(node, self._bind(node.of, leaf))
             case BlockRows():
-                return _block_rows(node, self._bind(node.of, leaf))
+                return block_rows(node, self._bind(node.of, leaf))
             case Reshape():
-                return _reshaped(node, self._bind(node.of, leaf))
+                return reshaped(node, self._bind(node.of, leaf))
             case Transpose():
-                return _transposed(node, self._bind(node.of, leaf))
+                return transposed(node, self._bind(node.of, leaf))
             case Concat():
-                return _joined(node, [self._bind(operand, leaf) for operand in node.of])
+                return joined(node, [self._bind(operand, leaf) for operand in node.of])
             case Cast():
-                return _cast(node, self._bind(node.of, leaf))
+                return cast(node, self._bind(node.of, leaf))
             case Gather():
-                return _gathered(node, self._bind(node.of, leaf), self.value(node.ids))
+                return gathered(node, self._bind(node.of, leaf), self.value(node.ids))
             case Same():
-                return _identical(node, [self._bind(operand, leaf) for operand in node.of])
+                return identical(node, [self._bind(operand, leaf) for operand in node.of])
             case Reciprocal():
                 return _reciprocal(node, self._reciprocal_operand(node))
             case Tied():
@@ -357,7 +314,7 @@ class Binder:
         if node.head.name not in checkpoint.tensors:
             self.notes.append(f"{node.head.name} is tied: taken from {node.embedding.name}")
             return embedding
-        return _identical(Same((node.embedding, node.head), node.mark), [embedding, self._plain_tensor(node.head)])
+        return identical(Same((node.embedding, node.head), node.mark), [embedding, self._plain_tensor(node.head)])
 
 
 def _module(leaf: Expression) -> Module:
@@ -410,117 +367,6 @@ def _one_divisor(mark: Mark, bound: Mapping[Module, Words]) -> int | None:
                 f"0x{first[1].divisor:08x}, {printable(str(module))} has 0x{words.divisor:08x}"
             )
     return first[1].divisor
-
-
-def _total_counts(path: Path, leaf: Shortlist) -> npt.NDArray[np.int64]:
-    """Returns row 0 of the counts: the file is I64 rows of one vocabulary's length, at least `candidates`."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(leaf.candidates * 8)
-    except OSError as error:
-        raise SourceError(f"input {leaf.counts} ({printable(str(path))}): {error.strerror}") from error
-    if len(head) != leaf.candidates * 8:
-        raise PlanError(
-            f"{leaf.mark}: input {leaf.counts} ({printable(str(path))}) holds {len(head)} bytes; "
-            f"{leaf.candidates} I64 counts need {leaf.candidates * 8}"
-        )
-    return np.frombuffer(head, "<i8").astype(np.int64)
-
-
-def _sliced(node: Slice, of: Value) -> Value:
-    if not 0 <= node.axis < len(of.shape):
-        raise PlanError(f"{node.mark}: axis {node.axis} does not exist in shape {list(of.shape)}")
-    size = of.shape[node.axis]
-    if not 0 <= node.begin < node.end <= size:
-        raise PlanError(f"{node.mark}: span [{node.begin}, {node.end}) lies outside axis {node.axis} of size {size}")
-    shape = (*of.shape[: node.axis], node.end - node.begin, *of.shape[node.axis + 1 :])
-    inner = elements(of.shape[node.axis + 1 :])
-    return Sliced(of, shape, node.begin * inner, (node.end - node.begin) * inner, size * inner)
-
-
-def _block_rows(node: BlockRows, of: Value) -> Value:
-    if not of.shape or of.shape[0] % node.block:
-        raise PlanError(f"{node.mark}: shape {list(of.shape)} does not divide into blocks of {node.block} rows")
-    if not 0 <= node.begin < node.end <= node.block:
-        raise PlanError(f"{node.mark}: span [{node.begin}, {node.end}) lies outside a block of {node.block} rows")
-    rows = of.shape[0] // node.block * (node.end - node.begin)
-    inner = elements(of.shape[1:])
-    width = (node.end - node.begin) * inner
-    return Sliced(of, (rows, *of.shape[1:]), node.begin * inner, width, node.block * inner)
-
-
-def _reshaped(node: Reshape, of: Value) -> Value:
-    if elements(node.to) != elements(of.shape):
-        raise PlanError(
-            f"{node.mark}: {list(of.shape)} has {elements(of.shape)} elements; shape {list(node.to)} holds "
-            f"{elements(node.to)}"
-        )
-    return Reshaped(of, node.to)
-
-
-def _transposed(node: Transpose, of: Value) -> Value:
-    if not node.axes or sorted(node.axes) != list(range(len(of.shape))):
-        raise PlanError(f"{node.mark}: axes {list(node.axes)} are no permutation of those of shape {list(of.shape)}")
-    return Transposed(of, node.axes, tuple(of.shape[axis] for axis in node.axes))
-
-
-def _joined(node: Concat, parts: list[Value]) -> Value:
-    first, axis = parts[0], node.axis
-    for part in parts:
-        if part.dtype != first.dtype:
-            raise PlanError(f"{node.mark}: concat of {first.dtype} and {part.dtype}; operands must share one dtype")
-        if not 0 <= axis < len(part.shape):
-            raise PlanError(f"{node.mark}: axis {axis} does not exist in shape {list(part.shape)}")
-        if (len(part.shape), part.shape[:axis], part.shape[axis + 1 :]) != (
-            len(first.shape),
-            first.shape[:axis],
-            first.shape[axis + 1 :],
-        ):
-            raise PlanError(
-                f"{node.mark}: shapes {list(first.shape)} and {list(part.shape)} differ beyond axis {axis}"
-            )
-    shape = (*first.shape[:axis], sum(part.shape[axis] for part in parts), *first.shape[axis + 1 :])
-    return Joined(tuple(parts), shape, elements(first.shape[:axis]))
-
-
-def _cast(node: Cast, of: Value) -> Value:
-    target = {"BF16": "BF16", "FP32": "F32", "I32": "I32"}[node.to]
-    if of.dtype == target:
-        raise PlanError(f"{node.mark}: the value is {of.dtype} already; remove the cast to {node.to}")
-    rule = CASTS.get((of.dtype, target))
-    if rule is None:
-        raise PlanError(f"{node.mark}: there is no cast from {of.dtype} to {node.to}")
-    if node.rule != rule:
-        raise PlanError(f"{node.mark}: a cast from {of.dtype} to {node.to} is {rule}, the recipe names it {node.rule}")
-    return Converted(of, target, rule)
-
-
-def _gathered(node: Gather, of: Value, ids: Value) -> Value:
-    if not of.shape:
-        raise PlanError(f"{node.mark}: a scalar has no rows to gather")
-    if ids.dtype not in ("I32", "I64") or len(ids.shape) != 1:
-        raise PlanError(f"{node.mark}: ids are {ids.dtype} {list(ids.shape)}; required is a vector of I32 or I64")
-    if elements(ids.shape) * WORD_BYTES[ids.dtype] > MAX_IDS_BYTES:
-        raise PlanError(f"{node.mark}: {ids.shape[0]} ids are more than a gather takes ({MAX_IDS_BYTES} bytes)")
-    numbers = load(ids).view("<i4" if ids.dtype == "I32" else "<i8").astype(np.int64)
-    outside = np.flatnonzero((numbers < 0) | (numbers >= of.shape[0]))
-    if len(outside):
-        raise PlanError(
-            f"{node.mark}: id {numbers[outside[0]]} at index {outside[0]} is out of range; "
-            f"{printable(str(node.of))} has {of.shape[0]} rows"
-        )
-    return Gathered(of, numbers, (len(numbers), *of.shape[1:]))
-
-
-def _identical(node: Same, parts: list[Value]) -> Value:
-    first = parts[0]
-    for operand, part in zip(node.of, parts, strict=True):
-        if (part.dtype, part.shape) != (first.dtype, first.shape):
-            raise PlanError(
-                f"{node.mark}: {printable(str(operand))} is {part.dtype} {list(part.shape)}, "
-                f"{printable(str(node.of[0]))} is {first.dtype} {list(first.shape)}; they must be bit-identical"
-            )
-    return Identical(tuple(parts))
 
 
 def _reciprocal(node: Reciprocal, of: Value) -> Value:

@@ -1,0 +1,86 @@
+"""Where a resource comes from: the first of its origins that exists, byte for byte, or a member of a JSON file.
+
+Source: recipe.md, duty 6.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from ninfer_convert.errors import PlanError, SourceError, printable
+from ninfer_convert.findings import Findings
+from ninfer_convert.recipe import ResourceOrigin, ResourceSpec
+from ninfer_convert.source import Checkpoint
+from ninfer_convert.strict_json import load_object
+
+
+def read_resource(
+    spec: ResourceSpec, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
+) -> tuple[bytes, ResourceOrigin]:
+    """Returns a resource's bytes and the origin they came from.
+
+    Raises:
+        PlanError: no origin exists (all are named), the content is empty, or a file is unusable.
+    """
+    label = f"{spec.mark}: resource {printable(spec.name)}"
+    try:
+        found = [(origin, _content(origin, sources, inputs, findings)) for origin in spec.origins]
+    except SourceError as error:
+        raise PlanError(*(f"{label}: {message}" for message in error.messages)) from error
+    existing = [(content, origin) for origin, content in found if content is not None]
+    if not existing:
+        looked = ", ".join(map(origin_text, spec.origins))
+        raise PlanError(f"{label} was not found; looked at: {looked}. Name another place with file: or input:")
+    content, origin = existing[0]
+    if not content:
+        raise PlanError(f"{label}: {origin_text(origin)} is empty; a resource has at least one byte")
+    if len(existing) > 1:
+        findings.notes.append(f"resource {spec.name}: {origin_text(origin)} wins over {origin_text(existing[1][1])}")
+    digest = hashlib.sha256(content).hexdigest()
+    if spec.sha256 and digest != spec.sha256:
+        findings.pin(f"{label}: SHA-256 {digest} found in {origin_text(origin)}, {spec.sha256} required")
+    return content, origin
+
+
+def origin_text(origin: ResourceOrigin) -> str:
+    """Returns an origin as messages name it."""
+    place = f"input {origin.input}" if origin.input else f"{origin.source}:{printable(origin.file or '')}"
+    return f"{place}, member {origin.member}" if origin.member else place
+
+
+def _content(
+    origin: ResourceOrigin, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
+) -> bytes | None:
+    if origin.input is not None:
+        path = inputs.get(origin.input)
+        if path is None:
+            return None
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"{printable(str(path))}: {error.strerror}") from error
+    else:
+        checkpoint, name = sources[origin.source], origin.file or ""
+        if not checkpoint.has_file(name):
+            return None
+        content = checkpoint.resource(name)
+    return content if origin.member is None else _member(content, origin, findings)
+
+
+def _member(content: bytes, origin: ResourceOrigin, findings: Findings) -> bytes | None:
+    """Returns a text member as UTF-8; of a list of {name, template} members the one called default."""
+    found = load_object(content, origin.file or origin.input or "", lenient=True).get(origin.member or "")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        others = ", ".join(printable(str(name)) for name in named if name != "default")
+        if others and "default" in named:
+            findings.notes.append(f"{origin_text(origin)}: default taken, {others} left out")
+        found = named.get("default")
+    if not isinstance(found, str):
+        return None
+    try:
+        return found.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{origin_text(origin)} holds a lone surrogate and has no UTF-8 form") from error
