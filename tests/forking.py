@@ -1,0 +1,221 @@
+"""Runs the command line in forked children of one warm process, each with a fate at a chosen system call.
+
+A child does everything a process of its own does: it takes signals, writes to its own output streams, and ends
+with an exit code or by a signal. What is chosen is a number: the n-th call of those that change or sync files,
+counted from the opening of the part file. So the moment of a kill depends on a seed, not on a clock or a load.
+
+As a program it is that warm process: a JSON request on each line of standard input, a JSON answer on each line
+of standard output.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+COUNTED = (
+    *("pwrite", "write", "fsync", "fdatasync", "ftruncate", "posix_fallocate"),
+    *("open", "link", "unlink", "replace", "rename"),
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a child ended: `code` is negative for a signal; `calls` are the counted calls, `log` their names."""
+
+    code: int
+    out: str
+    err: str
+    log: list[str]
+
+    def number(self, place: int) -> list[object]:
+        """Returns [name, number] of a call, counted among those of its name; syncs, whose number varies, left out."""
+        steady = [name for name in self.log if name != "fdatasync"]
+        return [steady[place], steady[: place + 1].count(steady[place])]
+
+    @property
+    def calls(self) -> int:
+        """How many calls a run makes, every time."""
+        return len(self.log) - self.log.count("fdatasync")
+
+
+class ForkServer:
+    """The warm process, seen from a test; use as a context manager."""
+
+    def __init__(self, **environment: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def __enter__(self) -> ForkServer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.communicate()
+
+    def run(self, *arguments: object, fate: Mapping[str, Any] | None = None) -> Ended:
+        """Runs `ninfer-convert` with these arguments in a child.
+
+        A fate has `at`, [name, number] of a call, and what happens there: `signal` (a number; a write is half done
+        first, and nobody writes on until the main thread has noticed), `errno`, `fill` (a file that takes all the
+        space there is), `touch` (a file that is made). Beside it, `short`: no write moves more than so many bytes;
+        `unreserved`: the file system neither counts nor reserves space; `settings`: are assigned in `convert`.
+        """
+        request = {"arguments": [os.fspath(str(argument)) for argument in arguments], "fate": fate or {}}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        answer = json.loads(self._process.stdout.readline())
+        return Ended(answer["code"], answer["out"], answer["err"], answer["log"])
+
+
+class _Fate:
+    """Counts calls in a child and does what is to happen at one of them."""
+
+    def __init__(self, fate: Mapping[str, Any], log_path: str) -> None:
+        self.fate, self.lock, self.is_counting = fate, threading.RLock(), False
+        self.noticed = threading.Event()
+        self.log = os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT), "w")
+        self.numbers: dict[str, itertools.count[int]] = {name: itertools.count(1) for name in COUNTED}
+        self.real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in COUNTED}
+        for name in COUNTED:
+            setattr(os, name, self._wrapped(name))
+
+    def _wrapped(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            if name == "open" and str(arguments[0]).endswith(".part"):
+                self.is_counting = True
+            if self.is_counting:
+                with self.lock:
+                    if self._is_due(name):
+                        self._happen(name, arguments)
+            if (limit := self.fate.get("short")) and name in ("write", "pwrite"):
+                arguments = (arguments[0], arguments[1][:limit], *arguments[2:])
+            return self.real[name](*arguments, **options)
+
+        return call
+
+    def _is_due(self, name: str) -> bool:
+        self.log.write(name + "\n")
+        self.log.flush()
+        return bool(self.fate.get("at") == [name, next(self.numbers[name])])
+
+    def _happen(self, name: str, arguments: tuple[Any, ...]) -> None:
+        if "fill" in self.fate:
+            _fill(self.fate["fill"], self.real)
+        if "touch" in self.fate:
+            self.real["open"](self.fate["touch"], os.O_WRONLY | os.O_CREAT)
+        if "errno" in self.fate:
+            raise OSError(self.fate["errno"], os.strerror(self.fate["errno"]))
+        if "signal" in self.fate:
+            if name in ("write", "pwrite"):
+                data = arguments[1]
+                self.real[name](arguments[0], data[: len(data) // 2], *arguments[2:])
+            os.kill(os.getpid(), self.fate["signal"])
+            is_heard = signal.getsignal(self.fate["signal"]) is not signal.SIG_IGN
+            if is_heard and threading.current_thread() is not threading.main_thread():
+                self.noticed.wait(10)
+
+
+def _fill(path: str, real: Mapping[str, Callable[..., Any]]) -> None:
+    """Takes all the space of a file system, as another writer does: the last byte too."""
+    fd = real["open"](path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for size in (1 << 16, 1 << 12, 1):
+        while True:
+            try:
+                real["write"](fd, bytes(size))
+            except OSError:
+                break
+    os.close(fd)
+
+
+def _child(request: Mapping[str, Any], directory: str) -> None:
+    """Is the command line, with its streams in files."""
+    for number, name in ((1, "out"), (2, "err")):
+        fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT)
+        os.dup2(fd, number)
+        os.close(fd)
+    from ninfer_convert import cli, convert
+
+    for name, value in request["fate"].get("settings", {}).items():
+        setattr(convert, name, value)
+    if request["fate"].get("unreserved"):
+        _without_reservation()
+    fate, join = _Fate(request["fate"], os.path.join(directory, "log")), convert._Run._join
+
+    def notice(*arguments: Any) -> None:
+        fate.noticed.set()
+        join(*arguments)
+
+    convert._Run._join = notice  # type: ignore[method-assign]
+    sys.argv = ["ninfer-convert", *request["arguments"]]
+    cli.main()
+
+
+def _without_reservation() -> None:
+    """Makes a file system one that neither counts its free space nor reserves any."""
+    import errno
+
+    real = os.fstatvfs
+
+    def uncounted(fd: int) -> os.statvfs_result:
+        counted = list(real(fd))
+        counted[2] = 0
+        return os.statvfs_result(counted)
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "unsupported")
+
+    os.fstatvfs = uncounted  # type: ignore[assignment]
+    os.posix_fallocate = unsupported
+
+
+def _serve() -> None:
+    # Loaded once, before any thread exists.
+    import ninfer_convert.budget
+    import ninfer_convert.cli.convert
+    import ninfer_convert.convert
+    import ninfer_convert.kernels
+    import ninfer_convert.recipe_loader  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        with tempfile.TemporaryDirectory() as directory:
+            child = os.fork()
+            if child == 0:
+                code = 70
+                try:
+                    _child(request, directory)
+                except SystemExit as error:
+                    code = error.code if isinstance(error.code, int) else 1
+                finally:
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                    os._exit(code)
+            _, status = os.waitpid(child, 0)
+            answer: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status)}
+            for name in ("out", "err"):
+                path = Path(directory, name)
+                answer[name] = path.read_text("utf-8", "backslashreplace") if path.exists() else ""
+            log = Path(directory, "log")
+            answer["log"] = log.read_text().split() if log.exists() else []
+            print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
