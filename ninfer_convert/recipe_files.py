@@ -26,6 +26,9 @@ MAX_EXTENDS = 16
 
 SUFFIXES = (".yaml", ".yml")
 
+_EXAMPLES = "examples/"
+"""How names begin that stand for nothing anybody could convert as it is: they are found, and not listed."""
+
 _SECTIONS = ("artifact", "evidence", "sources", "inputs", "names", "sets", "values", "objects", "conditions", "ignore")
 
 
@@ -47,24 +50,28 @@ def recipes_directory() -> Path:
 
 
 def shipped_recipes() -> list[str]:
-    """Returns the names of the shipped recipes, sorted, such as `qwen3.6-27b/groupwise-int`."""
+    """Returns the names of the shipped recipes, sorted, such as `qwen3.6-27b/groupwise-int`; no examples."""
+    return [name for name in _known_recipes() if not name.startswith(_EXAMPLES)]
+
+
+def _known_recipes() -> list[str]:
     directory = recipes_directory()
     return sorted(path.relative_to(directory).with_suffix("").as_posix() for path in directory.rglob("*.yaml"))
 
 
 def find_recipe(name: str) -> Path:
-    """Returns the file of a shipped recipe.
+    """Returns the file of a shipped recipe, or of an example of extending one.
 
     Raises:
         RecipeError: no shipped recipe has this name; the message has the nearest ones.
     """
-    names = shipped_recipes()
+    names = _known_recipes()
     if name in names:
         return recipes_directory() / f"{name}.yaml"
     near = [known for known in names if known.endswith(f"/{name}")] or [
         known for known in (nearest(name, names, 0.4),) if known is not None
     ]
-    hint = f"; nearest is {' or '.join(map(quoted, near))}" if near else f"; shipped: {', '.join(names)}"
+    hint = f"; nearest is {' or '.join(map(quoted, near))}" if near else f"; shipped: {', '.join(shipped_recipes())}"
     raise RecipeError(f"no recipe file and no shipped recipe is named {quoted(name)}{hint}")
 
 
@@ -139,7 +146,7 @@ def _bytes(path: str) -> bytes:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         hint = ""
-        if (name := os.path.splitext(path)[0]) in shipped_recipes():
+        if (name := os.path.splitext(path)[0]) in _known_recipes():
             hint = f" (the shipped recipe is named {quoted(name)})"
         raise RecipeError(f"{printable(path)}: the recipe cannot be read: {reason}{hint}") from None
 

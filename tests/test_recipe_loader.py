@@ -310,8 +310,10 @@ def test_the_dtypes_of_a_recipe_are_those_of_safetensors() -> None:
 def test_shipped_recipes_are_found_by_name() -> None:
     names = shipped_recipes()
     assert names == sorted(names)
+    assert not any(name.startswith("examples/") for name in names)
     assert {"qwen3.6-27b/groupwise-int", "qwen3.6-27b/nvfp4", "qwen3.8-27b/nvfp4"} <= set(names)
-    for name in names:
+    examples = ["examples/fine-tune", "examples/text-only"]
+    for name in [*names, *examples]:
         path = find_recipe(name)
         assert path.is_file()
         assert path.is_relative_to(recipes_directory())
@@ -335,7 +337,12 @@ def test_an_installed_package_has_its_recipes_inside(here: Path, monkeypatch: py
         ("qwen3.6-27b/groupwise_int", "; nearest is 'qwen3.6-27b/groupwise-int'"),
         ("nvfp4", "; nearest is 'qwen3.6-27b/nvfp4' or 'qwen3.8-27b/nvfp4'"),
         ("../recipes/qwen3.6-27b/nvfp4", "; nearest is 'qwen3.6-27b/nvfp4'"),
-        ("zzzzzzzzzz", "; shipped: "),
+        ("fine-tune", "; nearest is 'examples/fine-tune'"),
+        (
+            "zzzzzzzzzz",
+            "; shipped: demo, minilm-l6-v2, qwen3.6-27b/groupwise-int, qwen3.6-27b/nvfp4, qwen3.8-27b/groupwise-int, "
+            "qwen3.8-27b/nvfp4",
+        ),
     ],
 )
 def test_an_unknown_name_is_told_the_nearest(name: str, hint: str, here: Path) -> None:
