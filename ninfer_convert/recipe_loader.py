@@ -12,7 +12,6 @@ import os
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
-from ninfer_convert.errors import RecipeError
 from ninfer_convert.expression import Cast, Expression, Mark, operands
 from ninfer_convert.recipe import ConditionSpec, Evidence, ObjectSpec, Recipe, TensorSpec
 from ninfer_convert.recipe_blocks import MAX_ENTRIES, BlockReader
@@ -36,8 +35,9 @@ def load_recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
         path_or_name: the path of a YAML file, or the name of a shipped recipe.
 
     Raises:
-        RecipeError: anything is wrong with the recipe; one message for each problem, sorted by place, each
-            with file, line and column.
+        WrongRecipeError: anything is wrong with the recipe; one message for each problem, sorted by place,
+            each with file, line and column.
+        RecipeError: there is no such recipe, or its file cannot be read.
 
     Source: recipe.md.
     """
@@ -46,7 +46,7 @@ def load_recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
     recipe = _Assembly(chain, problems).recipe()
     problems.raise_if_any()
     if recipe is None:
-        raise RecipeError(f"{chain[-1].mark}: the recipe cannot be read")
+        problems.stop(chain[-1].mark, "the recipe cannot be read")
     return recipe
 
 

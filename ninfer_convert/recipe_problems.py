@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from ninfer_convert.errors import RecipeError, printable
@@ -36,6 +36,20 @@ class ReportedError(PlacedError):
 
     def __init__(self, mark: Mark) -> None:
         super().__init__(mark, "follows from another problem")
+
+
+class WrongRecipeError(RecipeError):
+    """Everything that is wrong with a recipe: `problems` has all of it, in the order of the places.
+
+    The messages stop after `MAX_MESSAGES` and say how many are missing.
+    """
+
+    def __init__(self, problems: Sequence[tuple[Mark, str]]) -> None:
+        messages = [f"{mark}: {text}" for mark, text in problems]
+        if len(messages) > MAX_MESSAGES:
+            messages[MAX_MESSAGES:] = [f"{len(messages) - MAX_MESSAGES} more problems are not shown"]
+        super().__init__(*messages)
+        self.problems = problems
 
 
 class Problems:
@@ -77,12 +91,9 @@ class Problems:
         raise AssertionError("there is at least one problem")
 
     def raise_if_any(self) -> None:
-        """Raises one `RecipeError` with every problem, sorted by place, if there is one."""
-        messages = [f"{mark}: {text}" for mark in sorted(self._texts) for text in self._texts[mark]]
-        if len(messages) > MAX_MESSAGES:
-            messages[MAX_MESSAGES:] = [f"{len(messages) - MAX_MESSAGES} more problems are not shown"]
-        if messages:
-            raise RecipeError(*messages)
+        """Raises one `WrongRecipeError` with every problem, if there is one."""
+        if self._texts:
+            raise WrongRecipeError([(mark, text) for mark in sorted(self._texts) for text in self._texts[mark]])
 
 
 def quoted(text: str) -> str:
