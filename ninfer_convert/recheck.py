@@ -172,7 +172,7 @@ def _tasks(item: PlannedObject, start: int) -> Iterator[_Task]:
     if isinstance(item.numeric, DirectFormat):
         unit_bytes = item.numeric.word_bytes
     whole_bytes = sum(plane.nbytes for plane in item.geometry.planes if not plane.row_bytes)
-    for block in blocks(item):
+    for block in blocks(item, BLOCK_BYTES):
         nbytes = (block.end - block.begin) * unit_bytes + (whole_bytes if block.begin == 0 else 0)
         yield _Task(item.name, block, nbytes, independent, start)
 
