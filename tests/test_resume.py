@@ -433,18 +433,18 @@ def test_a_failure_of_the_input_removes_part_file_and_journal_also_of_a_resumed_
 ) -> None:
     shard = many.source / "model-00003-of-00003.safetensors"
     status, content = shard.stat(), shard.read_bytes()
-    header_bytes = 8 + int.from_bytes(content[:8], "little")
-    damaged = content[:header_bytes] + b"\x80\x7f" * (len(content) // 2)
+    data = 8 + int.from_bytes(content[:8], "little")
+    place = data + json.loads(content[8:data])["layers.39.0"]["data_offsets"][0]
     try:
-        # Every BF16 word is infinite now; nothing else tells one state of the file from the other.
-        shard.write_bytes(damaged[: len(content)])
+        # One word is infinite now; nothing else tells one state of the file from the other.
+        shard.write_bytes(content[:place] + b"\x80\x7f" + content[place + 2 :])
         os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
         ended = server.run(*many.arguments(half / "out"))
     finally:
         shard.write_bytes(content)
         os.utime(shard, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert ended.code == 1
-    assert "it is infinite" in ended.err or "not finite" in ended.err, ended.err
+    assert "layers.39.0, row 0, column 0" in ended.err
     assert names(half) == []
 
 
