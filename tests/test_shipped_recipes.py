@@ -694,6 +694,14 @@ def test_fine_tune_example_changes_repository_template_and_two_mlps_in_five_line
     assert [(origin.file, origin.member) for origin in template.origins] == [("chat_template.jinja", None)]
 
 
+def test_fine_tune_example_shows_how_to_name_the_weights(tmp_path: Path) -> None:
+    text = (RECIPES / "examples" / "fine-tune.yaml").read_text(encoding="utf-8")
+    assert text.count("\n# artifact: ") == 1
+    (tmp_path / "tune.yaml").write_text(text.replace("\n# artifact: ", "\nartifact: "), encoding="utf-8")
+    recipe = load_recipe(tmp_path / "tune.yaml")
+    assert (recipe.model_id, recipe.weights_id) == ("qwen3.6-27b", "groupwise-int-my-tune")
+
+
 def test_text_only_example_leaves_out_vision_and_mtp_and_nothing_else() -> None:
     recipe = load_recipe(RECIPES / "examples" / "text-only.yaml")
     parent = shipped("qwen3.6-27b/groupwise-int")
