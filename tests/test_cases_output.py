@@ -252,7 +252,7 @@ class TestTwoWriters:
         reached, go = case.root / "reached", case.root / "go"
         waiting = f"while not Path({str(go)!r}).exists(): time.sleep(0.01)"
         wait = f"Path({str(reached)!r}).touch(); exec({waiting!r})"
-        first = start(interrupted_command(wait, 4, *case.arguments("run")))
+        first = start(interrupted_command(wait, 4, *case.arguments("run", "--threads", 1)))
         try:
             while not reached.exists():
                 assert first.poll() is None
@@ -448,7 +448,7 @@ class TestUnprivileged:
         case.output = output
         arguments = list(map(str, case.arguments("run")))
         script = UNPRIVILEGED.format(warm=warm, change=change, arguments=arguments)
-        ran = finish(start([sys.executable, "-c", script], {"HOME": "/nowhere"}))
+        ran = finish(start([sys.executable, "-c", script]))
         for name in ("warm.ninfer", "warm.ninfer.conversion.json"):
             (case.root / name).unlink()
         return ran

@@ -528,9 +528,17 @@ class TestModelOpt:
 
     DIVISOR = "{reshape: {of: {reciprocal: w.input_scale}, to: []}}"
 
-    def test_the_named_conversion_is_exact_and_recorded(self, case: Case) -> None:
+    @pytest.mark.parametrize(
+        "config",
+        [
+            None,
+            {"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}},
+            {"text_config": {"quantization_config": {"quant_method": "modelopt_fp4", "quantized_layers": {}}}},
+        ],
+    )
+    def test_the_named_conversion_is_exact_and_recorded(self, case: Case, config: dict[str, Any] | None) -> None:
         tensors = modelopt("w")
-        case.source(tensors, config={"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}})
+        case.source(tensors, config=config)
         case.recipe(
             entry("w", [128, 64], NVFP4, "{modelopt: w}", words=True), entry("d", [], "FP32", self.DIVISOR)
         )
@@ -580,6 +588,11 @@ class TestModelOpt:
             entry("w", [128, 64], NVFP4, "{modelopt: w}", words=True), entry("d", [], "FP32", self.DIVISOR)
         )
         case.refused(f"tensor w.{field}", f"0x{word:08x}", reason)
+
+    def test_a_config_of_another_method_contradicts_the_name(self, case: Case) -> None:
+        case.source(modelopt("w"), config={"quantization_config": {"quant_method": "compressed-tensors"}})
+        case.recipe(entry("w", [128, 64], NVFP4, "{modelopt: w}", words=True), more="ignore: [w.input_scale]\n")
+        case.refused("tensor w.weight is taken as modelopt", "quantization_config.quant_method: compressed-tensors")
 
     def test_the_name_does_not_fit_another_kind_of_module(self, case: Case) -> None:
         case.source(nvfp4("w"))
