@@ -94,6 +94,12 @@ def loss(values: Numbers, represented: Numbers, begin: int = 0) -> Loss:
         represented: [count], what stands for it.
         begin: index of the first of them in the tensor.
     """
+    # infinities and NaN are looked at apart
+    with np.errstate(invalid="ignore"):
+        return _loss(values, represented, begin)
+
+
+def _loss(values: Numbers, represented: Numbers, begin: int) -> Loss:
     signal: list[float] = []
     noise: list[float] = []
     differing, largest = 0, None
@@ -125,8 +131,7 @@ def _finite_parts(values: Numbers, represented: Numbers) -> tuple[Sums, Sums]:
     wide, stored = values.astype(np.float64), represented.astype(np.float64)
     same = (wide == stored) | (np.isnan(wide) & np.isnan(stored))
     finite = np.isfinite(wide)
-    with np.errstate(invalid="ignore"):
-        error = np.where(same, 0.0, np.where(finite & np.isfinite(stored), stored - wide, np.inf))
+    error = np.where(same, 0.0, np.where(finite & np.isfinite(stored), stored - wide, np.inf))
     return np.square(np.where(finite, wide, 0.0)), error
 
 
