@@ -53,22 +53,24 @@ class Journal:
         """
         self.path = path
         header: dict[str, Any] = {"writer": writer_identity()}
+        if kept is None:
+            header = {"schema": JOURNAL_SCHEMA, **header, "identity": identity}
+        data = _encoded([header])
         try:
             if kept is None:
-                header = {"schema": JOURNAL_SCHEMA, **header, "identity": identity}
                 self._fd = make_own(path, os.O_APPEND)
             else:
                 self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | OPEN_FLAGS)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._failure(error, len(data)) from error
         try:
             if kept is not None:
                 self._cut(kept.nbytes)
-            self._append([header])
+            self._append(data)
             sync_directory(path.parent)
         except OSError as error:
             self.discard()
-            raise self._failure(error) from error
+            raise self._failure(error, len(data)) from error
         except Exception:
             self.discard()
             raise
@@ -84,7 +86,7 @@ class Journal:
 
     def record(self, entries: Iterable[tuple[int, str]]) -> None:
         """Appends (object index, SHA-256) of objects whose bytes are already synced, and syncs the lines."""
-        self._append([{"object": index, "sha256": digest} for index, digest in entries])
+        self._append(_encoded([{"object": index, "sha256": digest} for index, digest in entries]))
 
     def discard(self) -> None:
         """Removes the journal."""
@@ -97,18 +99,21 @@ class Journal:
             raise OutputError(f"{printable(str(self.path))} was replaced by another process")
         os.ftruncate(self._fd, nbytes)
 
-    def _append(self, lines: list[dict[str, Any]]) -> None:
-        data = memoryview("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode())
-        size = len(data)
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
         try:
-            while data:
-                data = data[os.write(self._fd, data) :]
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
             os.fsync(self._fd)
         except OSError as error:
-            raise self._failure(error, f" ({size} bytes)") from error
+            raise self._failure(error, len(data)) from error
 
-    def _failure(self, error: OSError, more: str = "") -> OutputError:
-        return OutputError(f"cannot write {printable(str(self.path))}{more}: {error.strerror}")
+    def _failure(self, error: OSError, nbytes: int) -> OutputError:
+        return OutputError(f"cannot write {printable(str(self.path))} ({nbytes} bytes): {error.strerror}")
+
+
+def _encoded(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
 
 
 def journal_path(part: Path) -> Path:

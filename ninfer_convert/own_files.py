@@ -135,7 +135,6 @@ def replace_file(path: Path, content: bytes) -> Callable[[], None]:
         before = path.read_bytes() if path.exists() else None
     except OSError as error:
         raise _failure("replace", path, len(content), error) from error
-    write_file(path, content)
 
     def undo() -> None:
         if before is not None:
@@ -144,6 +143,13 @@ def replace_file(path: Path, content: bytes) -> Callable[[], None]:
             with contextlib.suppress(OSError):
                 path.unlink()
 
+    try:
+        write_file(path, content)
+    except OutputError:
+        # It has its name already when it is the sync of the directory that failed.
+        with contextlib.suppress(OutputError):
+            undo()
+        raise
     return undo
 
 

@@ -280,7 +280,14 @@ class PartFile:
                 os.replace(self.path, self.output)
             else:
                 self._rename_to_new_name()
+        try:
             sync_directory(self.output.parent)
+        except OSError as error:
+            name = printable(str(self.output))
+            raise OutputError(
+                f"{name} ({self.nbytes} bytes) is complete, but a power cut may still take its name away: "
+                f"its directory cannot be synced: {error.strerror}"
+            ) from error
         self.keep()
 
     def is_published(self) -> bool:

@@ -10,17 +10,20 @@ of standard output.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
+import resource
+import selectors
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 COUNTED = (
@@ -73,8 +76,9 @@ class ForkServer:
 
         A fate has `at`, [name, number] of a call, and what happens there: `signal` (a number; a write is half done
         first, and nobody writes on until the main thread has noticed), `errno`, `fill` (a file that takes all the
-        space there is), `touch` (a file that is made). Beside it, `short`: no write moves more than so many bytes;
-        `unreserved`: the file system neither counts nor reserves space; `settings`: are assigned in `convert`.
+        space there is), `limit` (no file may grow beyond so many bytes from then on), `remove` (a directory).
+        Beside it, `short`: no write moves more than so many bytes; `uncounted` and `unreserved`: the file system
+        does not count its space, and reserves none; `settings`: are assigned in `convert`.
         """
         request = {"arguments": [os.fspath(str(argument)) for argument in arguments], "fate": fate or {}}
         assert self._process.stdin is not None
@@ -87,10 +91,10 @@ class ForkServer:
 class _Fate:
     """Counts calls in a child and does what is to happen at one of them."""
 
-    def __init__(self, fate: Mapping[str, Any], log_path: str) -> None:
+    def __init__(self, fate: Mapping[str, Any], log: int) -> None:
         self.fate, self.lock, self.is_counting = fate, threading.RLock(), False
         self.noticed = threading.Event()
-        self.log = os.fdopen(os.open(log_path, os.O_WRONLY | os.O_CREAT), "w")
+        self.log = os.fdopen(log, "w")
         self.numbers: dict[str, itertools.count[int]] = {name: itertools.count(1) for name in COUNTED}
         self.real: dict[str, Callable[..., Any]] = {name: getattr(os, name) for name in COUNTED}
         for name in COUNTED:
@@ -118,8 +122,10 @@ class _Fate:
     def _happen(self, name: str, arguments: tuple[Any, ...]) -> None:
         if "fill" in self.fate:
             _fill(self.fate["fill"], self.real)
-        if "touch" in self.fate:
-            self.real["open"](self.fate["touch"], os.O_WRONLY | os.O_CREAT)
+        if "limit" in self.fate:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (self.fate["limit"], resource.RLIM_INFINITY))
+        if "remove" in self.fate:
+            shutil.rmtree(self.fate["remove"])
         if "errno" in self.fate:
             raise OSError(self.fate["errno"], os.strerror(self.fate["errno"]))
         if "signal" in self.fate:
@@ -144,19 +150,18 @@ def _fill(path: str, real: Mapping[str, Callable[..., Any]]) -> None:
     os.close(fd)
 
 
-def _child(request: Mapping[str, Any], directory: str) -> None:
-    """Is the command line, with its streams in files."""
-    for number, name in ((1, "out"), (2, "err")):
-        fd = os.open(os.path.join(directory, name), os.O_WRONLY | os.O_CREAT)
-        os.dup2(fd, number)
-        os.close(fd)
+def _child(request: Mapping[str, Any], out: int, err: int, log: int) -> None:
+    """Is the command line, its streams and the log of its calls in pipes, which no limit on files concerns."""
+    sys.stdout, sys.stderr = os.fdopen(os.dup2(out, 1), "w"), os.fdopen(os.dup2(err, 2), "w")
     from ninfer_convert import cli, convert
 
     for name, value in request["fate"].get("settings", {}).items():
         setattr(convert, name, value)
-    if request["fate"].get("unreserved"):
+    if "uncounted" in request["fate"]:
+        _without_count()
+    if "unreserved" in request["fate"]:
         _without_reservation()
-    fate, join = _Fate(request["fate"], os.path.join(directory, "log")), convert._Run._join
+    fate, join = _Fate(request["fate"], log), convert._Run._join
 
     def notice(*arguments: Any) -> None:
         fate.noticed.set()
@@ -167,10 +172,7 @@ def _child(request: Mapping[str, Any], directory: str) -> None:
     cli.main()
 
 
-def _without_reservation() -> None:
-    """Makes a file system one that neither counts its free space nor reserves any."""
-    import errno
-
+def _without_count() -> None:
     real = os.fstatvfs
 
     def uncounted(fd: int) -> os.statvfs_result:
@@ -178,11 +180,30 @@ def _without_reservation() -> None:
         counted[2] = 0
         return os.statvfs_result(counted)
 
+    os.fstatvfs = uncounted  # type: ignore[assignment]
+
+
+def _without_reservation() -> None:
     def unsupported(*_: object) -> None:
         raise OSError(errno.EOPNOTSUPP, "unsupported")
 
-    os.fstatvfs = uncounted  # type: ignore[assignment]
     os.posix_fallocate = unsupported
+
+
+def _drained(ends: Mapping[str, int]) -> dict[str, str]:
+    """Returns what comes out of pipes until all of them are closed."""
+    found = dict.fromkeys(ends, b"")
+    with selectors.DefaultSelector() as selector:
+        for name, fd in ends.items():
+            selector.register(fd, selectors.EVENT_READ, name)
+        while selector.get_map():
+            for key, _ in selector.select():
+                piece = os.read(key.fd, 1 << 16)
+                found[key.data] += piece
+                if not piece:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+    return {name: content.decode("utf-8", "backslashreplace") for name, content in found.items()}
 
 
 def _serve() -> None:
@@ -195,26 +216,26 @@ def _serve() -> None:
 
     for line in sys.stdin:
         request = json.loads(line)
-        with tempfile.TemporaryDirectory() as directory:
-            child = os.fork()
-            if child == 0:
-                code = 70
-                try:
-                    _child(request, directory)
-                except SystemExit as error:
-                    code = error.code if isinstance(error.code, int) else 1
-                finally:
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                    os._exit(code)
-            _, status = os.waitpid(child, 0)
-            answer: dict[str, Any] = {"code": os.waitstatus_to_exitcode(status)}
-            for name in ("out", "err"):
-                path = Path(directory, name)
-                answer[name] = path.read_text("utf-8", "backslashreplace") if path.exists() else ""
-            log = Path(directory, "log")
-            answer["log"] = log.read_text().split() if log.exists() else []
-            print(json.dumps(answer), flush=True)
+        pipes = {name: os.pipe() for name in ("out", "err", "log")}
+        child = os.fork()
+        if child == 0:
+            code = 70
+            try:
+                _child(request, *(end for _, end in pipes.values()))
+            except SystemExit as error:
+                code = error.code if isinstance(error.code, int) else 1
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        for _, end in pipes.values():
+            os.close(end)
+        answer: dict[str, Any] = {**_drained({name: end for name, (end, _) in pipes.items()})}
+        answer["log"] = answer["log"].split()
+        answer["code"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
