@@ -61,6 +61,19 @@ def direct(name: str, shape: tuple[int, ...], format_name: str, value: str) -> s
     return f"name: {name}, shape: {list(shape)}, format: {format_name}, value: {value}"
 
 
+def write_holes(path: Path, shapes: Mapping[str, tuple[int, int]]) -> Path:
+    """Writes BF16 matrices that are nothing but holes in the file."""
+    header, end = {}, 0
+    for name, (n, k) in shapes.items():
+        header[name] = {"dtype": "BF16", "shape": [n, k], "data_offsets": [end, end + n * k * 2]}
+        end += n * k * 2
+    text = json.dumps(header).encode()
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end)
+    return path
+
+
 def finite_words(draw: np.random.Generator, dtype: str, n: int, k: int) -> tuple[str, Words]:
     """Rows of very different magnitudes, zeros of both signs and whole zero rows among them."""
     values = (draw.standard_normal((n, k)) * np.exp2(draw.integers(-20, 3, (n, 1)))).astype(np.float32)
@@ -579,6 +592,24 @@ def test_the_reported_peak_is_of_the_run_and_not_of_what_started_it(plain: tuple
     assert 100 << 20 < report["run"]["peak_memory_bytes"] < 400 << 20
 
 
+def test_memory_stays_below_its_limit_whatever_the_tensors_and_with_kernels_to_compile(tmp_path: Path) -> None:
+    small, width, rows = [f"t{number}" for number in range(16)], 4096, 1024
+    shapes = dict.fromkeys(small, (rows, width)) | {"large": (32 * rows, width)}
+    path = write_holes(tmp_path / "model.safetensors", shapes)
+    objects = [encoded(name, (rows, width), "Q4G64_F16S") for name in small]
+    objects.append(encoded("joined", (8 * rows, width), "W8G32_F16S", f"{{concat: [{', '.join(small[:8])}]}}"))
+    objects += [encoded(f"large/{name}", shapes["large"], name, "large") for name in ("Q6G64_F16S", FP8)]
+    objects.append(direct("large/copy", shapes["large"], "BF16", "large"))
+    recipe = write_recipe(tmp_path / "recipe.yaml", *objects)
+    done = run(
+        *("run", recipe, "--source", path, "-o", tmp_path / "out.ninfer", "--max-memory", "256MiB", "--threads", "4"),
+        env=environment(NUMBA_CACHE_DIR=str(tmp_path / "cache")),
+    )
+    assert done.code == 0, done.err
+    assert done.peak_bytes <= 256 << 20
+    (tmp_path / "out.ninfer").unlink()
+
+
 # --- signals and other processes -----------------------------------------------------------------------------------
 
 ROWS = 65536
@@ -588,14 +619,12 @@ ROWS = 65536
 def long_run(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """A conversion that takes a second or two: mostly holes, a few rows of words. Its undisturbed digest."""
     directory = tmp_path_factory.mktemp("long")
-    path = directory / "model.safetensors"
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [ROWS, 5120], "data_offsets": [0, ROWS * 10240]}}).encode()
+    path = write_holes(directory / "model.safetensors", {"w": (ROWS, 5120)})
     words = finite_words(np.random.default_rng(3), "BF16", 7, 5120)[1].tobytes()
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(8, "little") + header)
-        file.truncate(8 + len(header) + ROWS * 10240)
+    with path.open("r+b") as file:
+        begin = path.stat().st_size - ROWS * 10240
         for row in (1, ROWS // 2, ROWS - 7):
-            file.seek(8 + len(header) + row * 10240)
+            file.seek(begin + row * 10240)
             file.write(words)
     recipe = write_recipe(directory / "recipe.yaml", encoded("w", (ROWS, 5120), "Q4G64_F16S"))
     converted(recipe, directory / "out", {"base": path})
