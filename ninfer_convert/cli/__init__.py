@@ -37,6 +37,10 @@ class _EndedError(Exception):
     """Carries what ended a command past click, which would give a broken pipe exit code 1."""
 
 
+SHOWN_MESSAGES = 50
+"""Problems printed of one failure; a checkpoint of another model would tell hundreds."""
+
+
 class LazyGroup(click.Group):
     """A command group that imports a command when it is asked for."""
 
@@ -118,8 +122,10 @@ def _interrupted() -> int:
 
 def _report(error: Exception) -> int:
     if isinstance(error, ConvertError):
-        for message in error.messages:
+        for message in error.messages[:SHOWN_MESSAGES]:
             click.echo(f"error: {message}", err=True)
+        if len(error.messages) > SHOWN_MESSAGES:
+            click.echo(f"error: and {len(error.messages) - SHOWN_MESSAGES} more problems", err=True)
         return error.exit_code
     if isinstance(error, OSError):
         place = f"{os.fsdecode(error.filename)!r}: " if error.filename else ""
