@@ -4,8 +4,8 @@ A child does everything a process of its own does: it takes signals, writes to i
 with an exit code or by a signal. What is chosen is a number: the n-th call of those that change or sync files,
 counted from the opening of the part file. So the moment of a kill depends on a seed, not on a clock or a load.
 
-As a program it is that warm process: a JSON request on each line of standard input, a JSON answer on each line
-of standard output.
+As a program it is that warm process: a JSON list of requests on each line of standard input, a list of answers
+on each line of standard output.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,12 +80,16 @@ class ForkServer:
         Beside it, `short`: no write moves more than so many bytes; `uncounted` and `unreserved`: the file system
         does not count its space, and reserves none; `settings`: are assigned in `convert`.
         """
-        request = {"arguments": [os.fspath(str(argument)) for argument in arguments], "fate": fate or {}}
+        (ended,) = self.race([arguments], fate)
+        return ended
+
+    def race(self, runs: Sequence[Sequence[object]], fate: Mapping[str, Any] | None = None) -> list[Ended]:
+        """Runs several commands at once; none begins before all are ready."""
+        requests = [{"arguments": [*map(str, arguments)], "fate": fate or {}} for arguments in runs]
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        print(json.dumps(request), file=self._process.stdin, flush=True)
-        answer = json.loads(self._process.stdout.readline())
-        return Ended(answer["code"], answer["out"], answer["err"], answer["log"])
+        print(json.dumps(requests), file=self._process.stdin, flush=True)
+        return [Ended(**answer) for answer in json.loads(self._process.stdout.readline())]
 
 
 class _Fate:
@@ -190,20 +194,43 @@ def _without_reservation() -> None:
     os.posix_fallocate = unsupported
 
 
-def _drained(ends: Mapping[str, int]) -> dict[str, str]:
+def _drained(ends: Sequence[int]) -> list[str]:
     """Returns what comes out of pipes until all of them are closed."""
     found = dict.fromkeys(ends, b"")
     with selectors.DefaultSelector() as selector:
-        for name, fd in ends.items():
-            selector.register(fd, selectors.EVENT_READ, name)
+        for end in ends:
+            selector.register(end, selectors.EVENT_READ)
         while selector.get_map():
             for key, _ in selector.select():
                 piece = os.read(key.fd, 1 << 16)
-                found[key.data] += piece
+                found[key.fd] += piece
                 if not piece:
                     selector.unregister(key.fd)
                     os.close(key.fd)
-    return {name: content.decode("utf-8", "backslashreplace") for name, content in found.items()}
+    return [content.decode("utf-8", "backslashreplace") for content in found.values()]
+
+
+def _fork(request: Mapping[str, Any], gate: tuple[int, int]) -> tuple[int, list[int]]:
+    """Returns a child, which waits for the gate to be closed, and the ends of its pipes."""
+    pipes = [os.pipe() for _ in range(3)]
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            os.close(gate[1])
+            os.read(gate[0], 1)
+            _child(request, *(end for _, end in pipes))
+        except SystemExit as error:
+            code = error.code if isinstance(error.code, int) else 1
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    for _, end in pipes:
+        os.close(end)
+    return child, [end for end, _ in pipes]
 
 
 def _serve() -> None:
@@ -215,27 +242,17 @@ def _serve() -> None:
     import ninfer_convert.recipe_loader  # noqa: F401
 
     for line in sys.stdin:
-        request = json.loads(line)
-        pipes = {name: os.pipe() for name in ("out", "err", "log")}
-        child = os.fork()
-        if child == 0:
-            code = 70
-            try:
-                _child(request, *(end for _, end in pipes.values()))
-            except SystemExit as error:
-                code = error.code if isinstance(error.code, int) else 1
-            except BaseException:
-                traceback.print_exc()
-            finally:
-                sys.stdout.flush()
-                sys.stderr.flush()
-                os._exit(code)
-        for _, end in pipes.values():
+        gate = os.pipe()
+        children = [_fork(request, gate) for request in json.loads(line)]
+        for end in gate:
             os.close(end)
-        answer: dict[str, Any] = {**_drained({name: end for name, (end, _) in pipes.items()})}
-        answer["log"] = answer["log"].split()
-        answer["code"] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(json.dumps(answer), flush=True)
+        texts = iter(_drained([end for _, ends in children for end in ends]))
+        answers = []
+        for child, _ in children:
+            out, err, log = next(texts), next(texts), next(texts)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            answers.append({"code": code, "out": out, "err": err, "log": log.split()})
+        print(json.dumps(answers), flush=True)
 
 
 if __name__ == "__main__":
