@@ -22,22 +22,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_convert.allowance import available_memory
-from ninfer_convert.block import BLOCK_BYTES, Block, block_memory, block_spans, blocks
+from ninfer_convert.block import BLOCK_BYTES
 from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.casts import WORD_BYTES
-from ninfer_convert.errors import EncodeError, OutputError, PlanError, SourceError, printable
+from ninfer_convert.errors import OutputError, PlanError, printable
 from ninfer_convert.journal import Journal, Kept, differences, journal_path, read_journal, remove_journal
-from ninfer_convert.plan import Plan, PlannedResource, PlannedTensor
+from ninfer_convert.plan import Plan, PlannedTensor
 from ninfer_convert.provenance import Outcome, plan_identity
-from ninfer_convert.value import Span, Value, elements
+from ninfer_convert.tasks import Task, Tasks
 from ninfer_convert.writer import PartFile
 
 HASH_BYTES = 1 << 20
 FLUSH_BYTES = 128 << 20
 FLUSH_SECONDS = 5.0
 POLL_SECONDS = 0.05
-PREFETCH_BLOCKS = 4
 
 Progress = Callable[[int, int], None]
 """Called from the main thread now and then with the payload bytes written and their total."""
@@ -46,26 +43,16 @@ BeforePublish = Callable[[Outcome], Callable[[], None] | None]
 """Called when all bytes are on the disk; what it returns takes back what it did, should publishing fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """A block of an object (`index` of the plan), or of a condition (`index` -1)."""
-
-    index: int
-    block: Block
-    condition: Value | None = None
-
-
 @dataclass(slots=True)
 class _Shared:
     """State of one run; everything mutable is guarded by `lock`."""
 
-    tasks: Iterator[_Task]
+    tasks: Iterator[Task]
     pending: list[int]
     """Blocks of each object not written yet."""
     lock: threading.Condition = field(default_factory=threading.Condition)
     to_hash: deque[int] = field(default_factory=deque)
     digests: dict[int, str] = field(default_factory=dict)
-    ahead: deque[_Task] = field(default_factory=deque)
     hashing: int = 0
     recorded: set[int] = field(default_factory=set)
     """Objects the journal holds."""
@@ -195,18 +182,13 @@ class _Run:
     def __init__(
         self, plan: Plan, part: PartFile | None, threads: int, block_bytes: int, journal: Journal | None
     ) -> None:
-        self.plan, self.part, self.threads, self.block_bytes = plan, part, threads, block_bytes
+        self.plan, self.part, self.threads = plan, part, threads
         self.journal = journal
         self.stop = threading.Event()
-        counts = [
-            1 if isinstance(item, PlannedResource) else sum(1 for _ in blocks(item, block_bytes))
-            for item in plan.objects
-        ]
-        self.shared = _Shared(self._tasks(), counts)
+        self.tasks = Tasks(plan, threads, block_bytes)
+        counts = [sum(1 for _ in self.tasks.of_object(index)) for index in range(len(plan.objects))]
+        self.shared = _Shared(self.tasks.prefetched(self._pending_tasks()), counts)
         self.file_digest = hashlib.sha256()
-        # Pages are dropped only when the source could not stay cached anyway; a second run may want them.
-        memory = available_memory()
-        self.release_behind = memory is not None and plan.source_bytes + plan.file_bytes > memory // 2
 
     def outcome(self, started: float) -> Outcome:
         """Returns the digests of a finished run."""
@@ -251,18 +233,12 @@ class _Run:
             journal.record(done)
             shared.recorded.update(index for index, _ in done)
 
-    def _tasks(self) -> Iterator[_Task]:
-        for index, item in enumerate(self.plan.objects):
-            if self.shared.pending[index] == 0:
-                continue
-            if isinstance(item, PlannedResource):
-                yield _Task(index, Block(0, item.nbytes))
-            else:
-                yield from (_Task(index, block) for block in blocks(item, self.block_bytes))
+    def _pending_tasks(self) -> Iterator[Task]:
+        for index in range(len(self.plan.objects)):
+            if self.shared.pending[index]:
+                yield from self.tasks.of_object(index)
         for value in self.plan.conditions:
-            step = max(1, self.block_bytes // WORD_BYTES[value.dtype])
-            for begin in range(0, elements(value.shape), step):
-                yield _Task(-1, Block(begin, min(elements(value.shape), begin + step)), value)
+            yield from self.tasks.of_condition(value)
 
     def execute(self, progress: Progress | None) -> _Shared:
         jobs = [self._work] * self.threads
@@ -316,12 +292,12 @@ class _Run:
     def _work(self) -> None:
         maker, scratch = BlockMaker(), np.empty(HASH_BYTES, np.uint8)
         while (job := self._next_job()) is not None:
-            if isinstance(job, _Task):
+            if isinstance(job, Task):
                 self._make(maker, job)
             else:
                 self._hash_object(job, scratch)
 
-    def _next_job(self) -> _Task | int | None:
+    def _next_job(self) -> Task | int | None:
         """Returns a block to make, the index of an object to hash, or None when all is done or stopped."""
         shared = self.shared
         with shared.lock:
@@ -329,58 +305,21 @@ class _Run:
                 if shared.to_hash:
                     shared.hashing += 1
                     return shared.to_hash.popleft()
-                if task := self._next_task():
+                if task := next(shared.tasks, None):
                     return task
                 if self.part is None or len(shared.digests) + shared.hashing == len(self.plan.objects):
                     return None
                 shared.lock.wait(POLL_SECONDS)
         return None
 
-    def _next_task(self) -> _Task | None:
-        """Returns the next block, asking the system to read the blocks that follow."""
-        ahead = self.shared.ahead
-        while len(ahead) <= PREFETCH_BLOCKS and (task := next(self.shared.tasks, None)):
-            ahead.append(task)
-            for checkpoint, info, begin, end in self._spans(task):
-                checkpoint.prefetch(info, begin, end)
-        return ahead.popleft() if ahead else None
-
-    def _spans(self, task: _Task) -> Iterator[Span]:
+    def _make(self, maker: BlockMaker, task: Task) -> None:
+        pieces = self.tasks.make(maker, task)
         if task.condition is not None:
-            yield from task.condition.spans(task.block.begin, task.block.end)
             return
-        item = self.plan.objects[task.index]
-        if not isinstance(item, PlannedResource):
-            yield from block_spans(item, task.block)
-
-    def _make(self, maker: BlockMaker, task: _Task) -> None:
-        if task.condition is not None:
-            maker.scan(task.condition, task.block.begin, task.block.end)
-        else:
-            self._make_object_block(maker, task)
-        if self.release_behind:
-            for checkpoint, info, begin, end in self._spans(task):
-                checkpoint.release(info, begin, end)
-
-    def _make_object_block(self, maker: BlockMaker, task: _Task) -> None:
-        item, block = self.plan.objects[task.index], task.block
-        if isinstance(item, PlannedResource):
-            pieces = [(0, np.frombuffer(item.content, np.uint8))]
-        else:
-            try:
-                pieces = maker.make(item, block)
-            except SourceError as error:
-                name = printable(item.name)
-                raise SourceError(*(f"object {name}: {message}" for message in error.messages)) from error
-            except MemoryError as error:
-                need = block_memory(item, self.block_bytes)
-                raise EncodeError(
-                    f"object {printable(item.name)}: out of memory: rows [{block.begin}, {block.end}) take {need} "
-                    f"bytes in each of {self.threads} threads; use fewer --threads or a smaller --max-memory"
-                ) from error
         if self.part is not None:
+            begin = self.plan.payload_offset + self.plan.objects[task.index].offset
             for offset, data in pieces:
-                self.part.write(self.plan.payload_offset + item.offset + offset, data)
+                self.part.write(begin + offset, data)
         shared = self.shared
         with shared.lock:
             shared.written += sum(data.nbytes for _, data in pieces)
@@ -442,7 +381,7 @@ class _Run:
                 synced, chased = shared.written, shared.chased
             self.record_done()
             last = time.monotonic()
-            if self.release_behind:
+            if self.tasks.release_behind:
                 part.release(0, chased)
 
 

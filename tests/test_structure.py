@@ -65,6 +65,7 @@ ROWS = [
     "provenance",
     "block",
     "block_maker",
+    "tasks",
     "budget",
     "convert",
     "reader",
@@ -108,7 +109,7 @@ READ_SIDE = {
     "contrast",
     "compare_text",
 }
-WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "convert"}
+WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "tasks", "convert"}
 ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "click": {"cli"}, "tqdm": {"cli"}}
 
 
