@@ -83,6 +83,10 @@ ROWS = [
     "compare",
     "contrast",
     "compare_text",
+    "histograms",
+    "page_report",
+    "page_data",
+    "page",
     "export",
     "stand_in_weights",
     "stand_in_resources",
@@ -108,6 +112,10 @@ READ_SIDE = {
     "compare",
     "contrast",
     "compare_text",
+    "histograms",
+    "page_report",
+    "page_data",
+    "page",
 }
 WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "tasks", "convert"}
 ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "click": {"cli"}, "tqdm": {"cli"}}

@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": ("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
     "compare": ("ninfer_convert.cli.compare:compare", "Compare an artifact with another, or with its source."),
     "export": ("ninfer_convert.cli.export:export", "Write an artifact's values to a .safetensors file."),
+    "report": ("ninfer_convert.cli.report:report", "Write one HTML page about an artifact."),
     "recipe": ("ninfer_convert.cli.recipes:recipe", "Look at recipes."),
     "formats": ("ninfer_convert.cli.recipes:formats", "List the numeric formats, layouts and encoders."),
     "demo": ("ninfer_convert.cli.demo:demo", "Make, convert and verify a miniature checkpoint."),

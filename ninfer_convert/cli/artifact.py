@@ -82,7 +82,7 @@ def verify(
         elif recipe_name is not None:
             recipe = load_recipe(recipe_name)
         if report_path is not None:
-            report = _load_report(report_path)
+            report = load_report(report_path)
         found, checks = _values(artifact, workers, quiet=as_json)
         document = found.as_json()
         if not any(problem.check == STRUCTURE for problem in found.problems):
@@ -203,7 +203,7 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
         found = inspection.summary(opened)
     if patterns:
         found["objects"] = inspection.matching(found["objects"], patterns)
-    report = _report_beside(artifact)
+    report = report_beside(artifact)
     if as_json:
         print_json(found | ({"report": report} if report else {}))
         return
@@ -214,15 +214,16 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
         click.echo(inspection.objects_text(found["objects"]))
 
 
-def _report_beside(artifact: Path) -> dict[str, Any] | None:
+def report_beside(artifact: Path) -> dict[str, Any] | None:
     """Returns the conversion report beside an artifact, if one is there."""
     from ninfer_convert.container import REPORT_SUFFIX
 
     path = artifact.with_name(artifact.name + REPORT_SUFFIX)
-    return _load_report(path) if path.exists() else None
+    return load_report(path) if path.exists() else None
 
 
-def _load_report(path: Path) -> dict[str, Any]:
+def load_report(path: Path) -> dict[str, Any]:
+    """Returns a conversion report; nothing of it is believed yet but that it is a JSON object."""
     try:
         if path.stat().st_size > MAX_REPORT_BYTES:
             raise ArtifactError(f"{printable(str(path))} is larger than a report can be ({MAX_REPORT_BYTES} bytes)")
