@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ninfer_convert.block import BLOCK_BYTES, Block, blocks
+from ninfer_convert.block import Block, blocks
 from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.container import TensorRecord
 from ninfer_convert.differences import (
@@ -42,6 +42,9 @@ from ninfer_convert.workers import for_each
 Bytes = NDArray[np.uint8]
 Progress = Callable[[int, int], object]
 """Called with the bytes compared so far and their total, by one thread at a time."""
+
+BLOCK_BYTES = 1 << 20
+"""Source bytes of one block: the arrays that are made of it, four times as large, stay in a core's cache."""
 
 RECOMPUTED = "recomputed"
 SOURCE = "source"

@@ -150,7 +150,10 @@ def _encode_grouped(grouped: GroupedFormat, values: Floats) -> dict[str, Bytes]:
         return {"base": codes, "scale": scale_plane}
     planes = {"base": (codes[:, 0::2] % 16) + (codes[:, 1::2] % 16) * np.uint8(16), "scale": scale_plane}
     if grouped.code_bits > 4:
-        bits = codes[:, :, None] >> np.arange(4, grouped.code_bits, dtype=np.uint8) & 1
+        bits = np.empty((*codes.shape, grouped.code_bits - 4), np.uint8)
+        # bit by bit: an axis of one or two elements would cost numpy a loop of its own for every code
+        for bit in range(grouped.code_bits - 4):
+            np.bitwise_and(codes >> (4 + bit), 1, out=bits[:, :, bit])
         planes["high"] = np.packbits(bits.reshape(rows, -1), axis=1, bitorder="little")
     return planes
 
