@@ -28,7 +28,7 @@ from ninfer_convert.workers import for_each
 
 Json = dict[str, Any]
 Progress = Callable[[int, int], object]
-"""Called with the elements compared so far and their total, by one thread at a time."""
+"""Called with the stored bytes compared so far and their total, by one thread at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,14 @@ def measure(
 ) -> tuple[ObjectLoss, ...]:
     """Returns the losses of tensors from those of their pieces, put together in order whatever the threads did."""
     found: dict[str, dict[int, Loss]] = {record.name: {} for record in records}
-    done, elements = 0, sum(piece.end - piece.begin for piece in every)
+    done, nbytes = 0, sum(piece.nbytes for piece in every)
 
     def take(piece: Piece, part: Loss) -> None:
         nonlocal done
         found[piece.record.name][piece.begin] = part
-        done += piece.end - piece.begin
+        done += piece.nbytes
         if progress is not None:
-            progress(done, elements)
+            progress(done, nbytes)
 
     for_each(every, lambda: compare, take, threads=threads)
     return tuple(

@@ -34,6 +34,11 @@ class Piece:
     begin: int
     end: int
 
+    @property
+    def nbytes(self) -> int:
+        """About how many bytes are stored for it."""
+        return self.record.nbytes * (self.end - self.begin) // math.prod(self.record.shape)
+
 
 def pieces(record: TensorRecord, rows: int = 0) -> Iterator[Piece]:
     """Yields the pieces of a tensor in order.
