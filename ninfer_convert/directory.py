@@ -9,7 +9,7 @@ Source: container.md, "Directory".
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ninfer_convert.errors import ArtifactError, SourceError, printable
@@ -23,7 +23,7 @@ from ninfer_convert.layout import (
     LayoutError,
     geometry,
 )
-from ninfer_convert.strict_json import load_object
+from ninfer_convert.strict_json import PIECES_FROM_BYTES, Walk, load_object
 
 ROOT_MEMBERS = ("identity", "objects")
 IDENTITY_MEMBERS = ("model_id", "weights_id")
@@ -114,11 +114,42 @@ def parse_directory(text: bytes) -> Directory:
 
     Source: container.md, "Directory".
     """
-    root = _require_members("directory", _parse_json(text), ROOT_MEMBERS)
+    try:
+        parse = _parse_whole if len(text) <= PIECES_FROM_BYTES else _parse_pieces
+        return parse(text)
+    except SourceError as error:
+        raise ArtifactError(*error.messages) from error
+    except MemoryError as error:
+        raise ArtifactError(f"directory of {len(text)} bytes is too large for the memory at hand") from error
+
+
+def _parse_whole(text: bytes) -> Directory:
+    root = _require_members("directory", load_object(text, "directory"), ROOT_MEMBERS)
     identity = _parse_identity(root["identity"])
     entries = root["objects"]
     if not isinstance(entries, list) or not entries:
         raise ArtifactError(f"directory: objects is {shown(entries)}; a non-empty array is required")
+    return Directory(identity, _parse_objects(entries))
+
+
+def _parse_pieces(text: bytes) -> Directory:
+    walk = Walk(text, "directory")
+    root: dict[str, object] = {}
+    records: tuple[ObjectRecord, ...] = ()
+    for name in walk.members():
+        if name == "objects":
+            records = _parse_objects(walk.items())
+            root[name] = records
+        else:
+            root[name] = walk.flat()
+    walk.end()
+    _require_members("directory", root, ROOT_MEMBERS)
+    if not records:
+        raise ArtifactError("directory: objects is an array of 0; a non-empty array is required")
+    return Directory(_parse_identity(root["identity"]), records)
+
+
+def _parse_objects(entries: Iterable[object]) -> tuple[ObjectRecord, ...]:
     records: list[ObjectRecord] = []
     names: set[str] = set()
     for index, entry in enumerate(entries):
@@ -127,16 +158,7 @@ def parse_directory(text: bytes) -> Directory:
             raise ArtifactError(f"object {index} has the name of an earlier object, {shown(record.name)}")
         names.add(record.name)
         records.append(record)
-    return Directory(identity, tuple(records))
-
-
-def _parse_json(text: bytes) -> object:
-    try:
-        return load_object(text, "directory")
-    except SourceError as error:
-        raise ArtifactError(*error.messages) from error
-    except MemoryError as error:
-        raise ArtifactError(f"directory of {len(text)} bytes is too large for the memory at hand") from error
+    return tuple(records)
 
 
 def _parse_identity(value: object) -> Identity:
@@ -186,7 +208,8 @@ def _parse_tensor(where: str, name: str, members: dict[str, object]) -> TensorRe
         raise ArtifactError(
             f"{where}: bytes is {nbytes}; {format_name} {list(shape)} in {layout} takes {encoded_bytes}"
         )
-    return TensorRecord(name, shape, format_name, layout, offset, nbytes)
+    # One text for all records, not the one that was read for each.
+    return TensorRecord(name, shape, FORMATS[format_name].name, LAYOUT_OF_FORMAT[format_name], offset, nbytes)
 
 
 def _parse_resource(where: str, name: str, members: dict[str, object]) -> ResourceRecord:

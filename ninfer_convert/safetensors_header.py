@@ -7,13 +7,14 @@ and what a tensor is for. Payload bytes are never read.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from ninfer_convert.errors import SourceError, printable
-from ninfer_convert.strict_json import kind_of, load_object
+from ninfer_convert.strict_json import PIECES_FROM_BYTES, Walk, kind_of, load_object
 
 LENGTH_BYTES = 8
 MAX_HEADER_BYTES = 100_000_000
@@ -125,14 +126,13 @@ def parse_header(read: Callable[[int, int], bytes], file_bytes: int, where: str)
         )
     header_bytes = _header_bytes(prefix, file_bytes, where)
     raw = read(0, LENGTH_BYTES + header_bytes)
-    document = load_object(raw[LENGTH_BYTES:], f"{where}: header")
-    metadata = _metadata(document.pop(METADATA, {}), where)
+    metadata: dict[str, str] = {}
     data_begin = LENGTH_BYTES + header_bytes
-    entries = _entries(document, data_begin, where)
+    entries = _entries(_members(raw, where), metadata, data_begin, where)
     problems = _position_problems(entries, data_begin, file_bytes)
     if problems:
         raise SourceError(*(f"{where}: {problem}" for problem in problems))
-    return Header(entries, metadata, hashlib.sha256(raw).hexdigest(), len(raw))
+    return Header(entries, MappingProxyType(metadata), hashlib.sha256(raw).hexdigest(), len(raw))
 
 
 def shown(name: str) -> str:
@@ -156,21 +156,37 @@ def _header_bytes(prefix: bytes, file_bytes: int, where: str) -> int:
     )
 
 
-def _metadata(value: object, where: str) -> Mapping[str, str]:
+def _members(raw: bytes, where: str) -> Iterator[tuple[str, Any]]:
+    """Yields every member of the header with its value."""
+    where = f"{where}: header"
+    if len(raw) <= PIECES_FROM_BYTES:
+        yield from load_object(raw[LENGTH_BYTES:], where).items()
+        return
+    walk = Walk(raw, where, LENGTH_BYTES)
+    yield from walk.pairs()
+    walk.end()
+
+
+def _require_metadata(value: object, where: str) -> Mapping[str, str]:
     if not isinstance(value, dict):
         raise SourceError(f"{where}: {METADATA} is {kind_of(value)}; required: an object of strings")
     for key, text in value.items():
         if not isinstance(text, str):
             raise SourceError(f"{where}: {METADATA} member {shown(key)} is {kind_of(text)}; required: a string")
-    return MappingProxyType(value)
+    return value
 
 
-def _entries(document: Mapping[str, Any], data_begin: int, where: str) -> tuple[TensorEntry, ...]:
+def _entries(
+    members: Iterable[tuple[str, Any]], metadata: dict[str, str], data_begin: int, where: str
+) -> tuple[TensorEntry, ...]:
     entries: list[TensorEntry] = []
     problems: list[str] = []
-    for name, members in document.items():
+    for name, value in members:
         try:
-            entries.append(_entry(name, members, data_begin))
+            if name == METADATA:
+                metadata.update(_require_metadata(value, where))
+            else:
+                entries.append(_entry(name, value, data_begin))
         except _EntryError as problem:
             problems.append(f"{where}: tensor {shown(name)}: {problem}")
             if len(problems) == MAX_PROBLEMS:
@@ -202,7 +218,8 @@ def _entry(name: str, members: object, data_begin: int) -> TensorEntry:
             f"data_offsets [{begin}, {end}] hold {end - begin} bytes;"
             f" dtype {dtype} and shape {list(shape)} need {required}"
         )
-    return TensorEntry(name, dtype, shape, data_begin + begin, required)
+    # One text for all entries, not the one that was read for each.
+    return TensorEntry(name, sys.intern(dtype), shape, data_begin + begin, required)
 
 
 def _offsets(value: object) -> tuple[int, int]:
@@ -244,23 +261,29 @@ def _required_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 def _position_problems(entries: tuple[TensorEntry, ...], data_begin: int, file_bytes: int) -> list[str]:
     problems: list[str] = []
-    end, before = data_begin, "nothing lies before it"
+    end, last = data_begin, None
     for entry in entries:
-        tensor, entry_end = f"tensor {shown(entry.name)}", entry.begin + entry.nbytes
-        place = f"{tensor}: begins at byte {entry.begin - data_begin} of the data"
-        if entry.begin < end:
-            problems.append(f"{place}, but {before}: overlap")
-        elif entry.begin > end:
-            problems.append(f"{place}, but {before}: {entry.begin - end} bytes between belong to no tensor")
+        entry_end = entry.begin + entry.nbytes
+        if entry.begin != end:
+            problems.append(_position_problem(entry, last, end, data_begin))
         if end <= file_bytes < entry_end:
             problems.append(
-                f"{tensor}: ends at byte {entry_end} of the file, which has {file_bytes}: the file is truncated"
+                f"tensor {shown(entry.name)}: ends at byte {entry_end} of the file, which has {file_bytes}:"
+                " the file is truncated"
             )
         if entry_end >= end:
-            end, before = entry_end, f"{tensor} ends at {entry_end - data_begin}"
+            end, last = entry_end, entry
         if len(problems) >= MAX_PROBLEMS:
             return problems
     if end < file_bytes:
         after = f"after the last one, tensor {shown(entries[-1].name)}," if entries else "in a file without tensors"
         problems.append(f"{file_bytes - end} bytes {after} belong to no tensor")
     return problems
+
+
+def _position_problem(entry: TensorEntry, last: TensorEntry | None, end: int, data_begin: int) -> str:
+    before = "nothing lies before it"
+    if last is not None:
+        before = f"tensor {shown(last.name)} ends at {end - data_begin}"
+    gap = f"{entry.begin - end} bytes between belong to no tensor" if entry.begin > end else "overlap"
+    return f"tensor {shown(entry.name)}: begins at byte {entry.begin - data_begin} of the data, but {before}: {gap}"
