@@ -1,4 +1,4 @@
-"""What every test module shares: the hypothesis profile, the heavy marker, checkpoints built once per session."""
+"""What every test module shares: the hypothesis profile, the markers, checkpoints built once per session."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Full-scale runs take minutes and tens of gigabytes: only `-m heavy` asks for them.
+    # Full-scale runs take minutes and tens of gigabytes, a browser is no Python package: only -m asks for them.
     if not config.option.markexpr:
-        config.option.markexpr = "not heavy"
+        config.option.markexpr = "not heavy and not browser"
 
 
 @pytest.fixture(scope="session")

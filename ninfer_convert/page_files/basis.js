@@ -37,8 +37,8 @@ function sizeParts(nbytes) {
   return [String(nbytes), "B"];
 }
 
-const sizeText = (nbytes) => sizeParts(nbytes).join("\u00a0");
-const percent = (share) => (share > 0 && share < 0.001 ? "< 0.1\u00a0%" : `${(100 * share).toFixed(1)}\u00a0%`);
+const sizeText = (nbytes) => sizeParts(nbytes).join("\u00a0").replace("-", "\u2212");
+const percent = (share) => (share === 0 ? "0" : share > 0 && share < 0.001 ? "< 0.1\u00a0%" : `${(100 * share).toFixed(1)}\u00a0%`);
 const shapeText = (shape) => (shape.length ? shape.join(" \u00d7 ") : "scalar");
 
 /** Returns a number with three significant digits, powers of ten where zeros would take over. */

@@ -41,6 +41,7 @@ function setUpLoss() {
   byId("measure").addEventListener("change", showLoss);
   byId("component").addEventListener("change", showLoss);
   if (!hasStats) {
+    if (measured.includes(MEASURES.median)) byId("measure").value = "median";
     byId("loss-body").before(make("p", { class: "notice" },
       "Errors are not known: the conversion report has no statistics. What the artifact itself tells is shown instead."));
   }
@@ -81,24 +82,29 @@ function valueScale(measure, shown) {
     if (end - begin < 0.02) [begin, end] = [begin - 0.05, end + 0.05];
     const pad = (end - begin) * 0.04;
     [begin, end] = [begin - pad, end + pad];
-    const steps = end - begin > 6 ? [1] : end - begin > 1 ? [1, 3] : [1, 1.5, 2, 3, 4, 5, 6, 7, 8, 9];
-    const stride = Math.max(1, Math.ceil((end - begin) / 8));
-    for (let power = Math.floor(begin); power <= end; power += 1) {
-      if (power % stride) continue;
-      for (const step of steps) {
-        const at = Math.log10(step) + power;
-        if (at >= begin && at <= end) ticks.push(step * 10 ** power);
+    if (end - begin < 0.7) ticks.push(...evenTicks(10 ** begin, 10 ** end, 6));
+    else {
+      const steps = end - begin > 3 ? [1] : [1, 2, 5];
+      const stride = Math.ceil((end - begin) / 8);
+      for (let power = Math.floor(begin); power <= end; power += 1) {
+        if (power % stride === 0) ticks.push(...steps.map((step) => step * 10 ** power).filter((tick) => tick >= 10 ** begin && tick <= 10 ** end));
       }
     }
     return { low, high, ticks, place: (value) => (Math.log10(value) - begin) / (end - begin) };
   }
-  if (high - low < 1e-12) [low, high] = [low - (Math.abs(low) || 1) * 0.05, high + (Math.abs(high) || 1) * 0.05];
-  const rough = (high - low) / 5, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough);
-  const ticks = [];
-  for (let tick = Math.ceil(low / step) * step; tick <= high + step * 1e-9; tick += step) ticks.push(tick);
+  const [least, most] = [low, high];
+  if (high - low < 1e-9) [low, high] = low > 0 ? [0.9 * low, 1.1 * low] : [low, low + 0.01];
+  const ticks = evenTicks(low, high, 5);
   const pad = (high - low) * 0.04;
-  return { low, high, ticks, place: (value) => (value - low + pad) / (high - low + 2 * pad) };
+  return { low: least, high: most, ticks, place: (value) => (value - low + pad) / (high - low + 2 * pad) };
+}
+
+function evenTicks(low, high, count) {
+  const rough = (high - low) / count, power = 10 ** Math.floor(Math.log10(rough));
+  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= rough * 0.999);
+  const ticks = [];
+  for (let index = Math.ceil(low / step - 1e-9); index * step <= high + step * 1e-9; index += 1) ticks.push(index * step);
+  return ticks;
 }
 
 function rolesOf(shown) {
@@ -275,7 +281,11 @@ function keyboard({ svg, grid, range, cursor, spoken, left, cell, line, measure,
     if (moves[event.key]) {
       event.preventDefault();
       move(...moves[event.key]);
-    } else if (event.key === "Enter" && at) openDetail(grid[at[0]].get(at[1]));
+    } else if (event.key === "Enter" && at) {
+      // The key must not go on to press the dialog's first button.
+      event.preventDefault();
+      openDetail(grid[at[0]].get(at[1]));
+    }
   });
   svg.addEventListener("blur", () => { cursor.setAttribute("visibility", "hidden"); light(null); hideTip(); });
 }

@@ -10,10 +10,10 @@ const COLUMNS = [
   { id: "bits", label: "Bits", hint: "bits", value: (row) => row.bits_per_weight, show: (row) => row.bits_per_weight?.toFixed(2) ?? "" },
 ];
 if (own.some((row) => row.stats?.relative_l2 != null)) {
-  COLUMNS.push({ id: "error", label: "Rel. error", hint: "error", value: MEASURES.relative_l2.value, show: (row) => (row.stats?.relative_l2 != null ? MEASURES.relative_l2.text(row.stats.relative_l2) : "") });
-  COLUMNS.push({ id: "sqnr", label: "SQNR", hint: "SQNR", value: MEASURES.sqnr_db.value, show: (row) => (row.stats?.sqnr_db != null ? MEASURES.sqnr_db.text(row.stats.sqnr_db) : "") });
+  COLUMNS.push({ id: "error", label: "Rel. error", hint: "error", value: MEASURES.relative_l2.value, show: errorCell });
+  if (!second) COLUMNS.push({ id: "sqnr", label: "SQNR", hint: "SQNR", value: MEASURES.sqnr_db.value, show: (row) => (row.stats?.sqnr_db != null ? MEASURES.sqnr_db.text(row.stats.sqnr_db) : "") });
 }
-if (own.some((row) => row.scales)) {
+if (!second && own.some((row) => row.scales)) {
   COLUMNS.push({ id: "zero", label: "Zero groups", hint: "zero", value: MEASURES.zero.value, show: (row) => (row.scales ? percent(MEASURES.zero.value(row)) : "") });
 }
 if (second) {
@@ -24,6 +24,12 @@ if (second) {
   if (rows.some((row) => errors(row) != null)) {
     COLUMNS.push({ id: "errors", label: "\u0394 error", hint: "\u0394 error", value: errors, show: (row) => (errors(row) ? make("span", { class: errors(row) > 0 ? "worse" : "better" }, `${errors(row) > 0 ? "+" : "\u2212"}${number(100 * Math.abs(errors(row)))}\u00a0%`) : "") });
   }
+}
+
+function errorCell(row) {
+  const error = row.stats?.relative_l2;
+  if (error == null) return "";
+  return error ? MEASURES.relative_l2.text(error) : make("span", { class: "quiet" }, "exact");
 }
 
 function formatCell(row) {
@@ -130,7 +136,16 @@ function openDetail(row) {
   const dialog = byId("detail");
   const order = table.found.includes(row) ? table.found : rows;
   const at = order.indexOf(row);
-  const go = (label, to, text) => make("button", { "aria-label": label, disabled: !order[to], onclick: () => openDetail(order[to]) }, text);
+  const step = (to) => {
+    const focused = document.activeElement?.getAttribute("aria-label");
+    openDetail(order[to]);
+    (dialog.querySelector(`button[aria-label="${focused}"]:enabled`) ?? dialog.querySelector("button:enabled")).focus();
+  };
+  const go = (label, to, text) => make("button", { "aria-label": label, disabled: !order[to], onclick: () => step(to) }, text);
+  dialog.onkeydown = (event) => {
+    const to = at + ({ ArrowLeft: -1, ArrowRight: 1 }[event.key] ?? 0);
+    if (to !== at && order[to]) step(to);
+  };
   const sheet = make("div", { class: "sheet" },
     make("div", { class: "bar-top" }, make("div", { class: "controls" }, go("Previous object", at - 1, "\u2190"), go("Next object", at + 1, "\u2192")),
       make("button", { onclick: () => dialog.close() }, "Close")),
@@ -154,7 +169,7 @@ function objectFacts(row) {
   for (const id of ["relative_l2", "sqnr_db", "max_error"]) {
     if (row.stats?.[id] != null) {
       const place = id === "max_error" && row.stats.max_error_at ? ` at [${row.stats.max_error_at.join(", ")}]` : "";
-      facts.push([MEASURES[id].label, MEASURES[id].text(row.stats[id]) + place]);
+      facts.push([MEASURES[id].label, row.stats[id] || id === "sqnr_db" ? MEASURES[id].text(row.stats[id]) + place : "none"]);
     }
   }
   if (row.stats?.clipped_groups != null) facts.push(["clipped groups", whole.format(row.stats.clipped_groups)]);

@@ -39,24 +39,30 @@ function bar(parts, total, label) {
   return make("div", { class: "bar", role: "img", "aria-label": label },
     ...parts.filter(([, nbytes]) => nbytes).map(([name, nbytes]) => make("span", {
       style: { flex: `0 0 ${(100 * nbytes) / total}%`, background: formatColor(name) },
-      onpointermove: (event) => showTip(event.clientX, event.clientY, name, `${sizeText(nbytes)}, ${percent(nbytes / total)} of the largest bar`),
+      onpointermove: (event) => showTip(event.clientX, event.clientY, name, `${sizeText(nbytes)}`),
       onpointerleave: hideTip,
     })));
 }
 
+function sizeRow(name, members, largest, remark, isSecond = false) {
+  const byFormat = groupBy(members, formatOf);
+  const parts = [...FORMATS.keys()].map((format) => [format, sum(byFormat.get(format) ?? [], (row) => row.bytes)]);
+  const said = parts.filter(([, size]) => size).map(([format, size]) => `${format} ${sizeText(size)}`).join(", ");
+  return make("div", { class: isSecond ? "row second" : "row" }, make("div", { class: "label name" }, name),
+    bar(parts, largest, `${name}: ${said}`), make("div", { class: "amount" }, `${sizeText(sum(members, (row) => row.bytes))} \u00b7 ${remark}`));
+}
+
 function showSizes() {
   const all = sum(own, (row) => row.bytes);
-  const components = [...groupBy(own, (row) => row.component)]
-    .map(([name, members]) => ({ name, members, nbytes: sum(members, (row) => row.bytes) }))
-    .sort((a, b) => b.nbytes - a.nbytes);
-  const largest = components[0].nbytes;
+  const theirs = rows.filter((row) => row.other).map((row) => ({ ...row.other, component: row.component }));
+  const mine = groupBy(own, (row) => row.component), others = groupBy(theirs, (row) => row.component);
+  const sizeOf = (members) => sum(members ?? [], (row) => row.bytes);
+  const names = [...new Set([...mine.keys(), ...others.keys()])].sort((a, b) => sizeOf(mine.get(b)) - sizeOf(mine.get(a)));
+  const largest = Math.max(...names.flatMap((name) => [sizeOf(mine.get(name)), sizeOf(others.get(name))]));
   const share = make("div", { class: "share" });
-  for (const { name, members, nbytes } of components) {
-    const byFormat = groupBy(members, formatOf);
-    const parts = [...FORMATS.keys()].map((format) => [format, sum(byFormat.get(format) ?? [], (row) => row.bytes)]);
-    const said = parts.filter(([, size]) => size).map(([format, size]) => `${format} ${sizeText(size)}`).join(", ");
-    share.append(make("div", { class: "label name" }, name), bar(parts, largest, `${name}: ${said}`),
-      make("div", { class: "amount" }, `${sizeText(nbytes)} \u00b7 ${percent(nbytes / all)}`));
+  for (const name of names) {
+    share.append(sizeRow(name, mine.get(name) ?? [], largest, percent(sizeOf(mine.get(name)) / all)));
+    if (second) share.append(sizeRow("second", others.get(name) ?? [], largest, change(sizeOf(others.get(name)), sizeOf(mine.get(name))), true));
   }
   const byFormat = groupBy(own, formatOf);
   const body = [...FORMATS.keys()].filter((format) => byFormat.has(format)).map((format) => {
@@ -107,12 +113,19 @@ function showAgainst() {
 
 function change(after, before) {
   if (after === before) return "the same";
+  if (!before) return "added";
+  if (!after) return "gone";
   const share = (100 * (after - before)) / before;
   return `${share > 0 ? "+" : "\u2212"}${Math.abs(share).toFixed(Math.abs(share) < 10 ? 2 : 0)}\u00a0%`;
 }
 
 function factList(facts) {
   if (facts.every(([label]) => !label)) return make("ul", {}, ...facts.map(([, text]) => make("li", {}, text)));
+  const files = facts.filter(([label]) => label === "file");
+  if (files.length > 2) {
+    return make("div", {}, factList(facts.filter(([label]) => label !== "file")),
+      make("details", {}, make("summary", {}, `${whole.format(files.length)} files`), make("ul", { class: "mono" }, ...files.map(([, text]) => make("li", {}, text)))));
+  }
   return make("dl", { class: "facts" }, ...facts.flatMap(([label, text]) => [
     make("dt", {}, label), make("dd", { class: /SHA|revision|command|path|location|repository|file/.test(label) ? "mono" : null }, text)]));
 }
