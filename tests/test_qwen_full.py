@@ -103,12 +103,6 @@ def test_plan_sizes_are_those_of_the_oracle_at_the_first_permitted_offsets(
     assert plans[name]["totals"]["payload_bytes"] == cursor
 
 
-@pytest.mark.parametrize("name", RECIPES)
-def test_plan_takes_less_than_a_second(plans: dict[str, dict[str, Any]], name: str) -> None:
-    # Processor time, so that a busy machine does not matter.
-    assert plans[name]["seconds"] < 1
-
-
 def test_plan_expects_less_than_a_gibibyte_of_memory(plans: dict[str, dict[str, Any]]) -> None:
     assert all(plan["totals"]["peak_memory_bytes"] < GIB for plan in plans.values())
 

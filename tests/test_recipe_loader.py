@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -419,9 +418,4 @@ objects:
     objects:
 {entries}"""
     )
-    seconds = []
-    for _round in range(3):
-        began = time.perf_counter()
-        assert len(load_recipe("recipe.yaml").objects) == 1300
-        seconds.append(time.perf_counter() - began)
-    assert min(seconds) < 0.25
+    assert len(load_recipe("recipe.yaml").objects) == 1300

