@@ -402,7 +402,7 @@ def test_a_byte_order_mark_is_accepted_and_counts_in_the_digest(here: Path) -> N
 # --- cost -----------------------------------------------------------------------------------------------------
 
 
-def test_a_recipe_of_1300_objects_loads_in_a_quarter_of_a_second(here: Path) -> None:
+def test_a_recipe_of_1300_objects_in_loops_loads(here: Path) -> None:
     entries = "".join(
         f"""\
       - {{name: text/<l>/matrix{i}, shape: [14336, 5120], format: Q4G64_F16S, encoder: {GROUPED},
