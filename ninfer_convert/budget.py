@@ -39,7 +39,7 @@ def block_bytes(plan: Plan, threads: int, max_memory: int) -> int:
 
 def peak_memory(plan: Plan, threads: int, size: int) -> int:
     """Returns the expected peak resident memory of a run, in bytes."""
-    held = sum(len(item.content) for item in plan.objects if isinstance(item, PlannedResource))
+    held = sum(item.nbytes for item in plan.objects if isinstance(item, PlannedResource))
     return BASE_BYTES + held + threads * (THREAD_BYTES + _largest(plan, size)[1])
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
+import tempfile
 import threading
 import time
 from collections import deque
@@ -24,10 +26,12 @@ import numpy.typing as npt
 
 from ninfer_convert.block import BLOCK_BYTES
 from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.errors import OutputError, PlanError, printable
+from ninfer_convert.errors import NetworkError, OutputError, PlanError, printable
 from ninfer_convert.journal import Journal, Kept, differences, journal_path, read_journal, remove_journal
 from ninfer_convert.plan import Plan, PlannedTensor
 from ninfer_convert.provenance import Outcome, plan_identity
+from ninfer_convert.remote_source import RemoteCheckpoint
+from ninfer_convert.streaming import SHARDS_SUFFIX, Supply, shard_directory
 from ninfer_convert.tasks import Task, Tasks
 from ninfer_convert.writer import PartFile
 
@@ -50,6 +54,8 @@ class _Shared:
     tasks: Iterator[Task]
     pending: list[int]
     """Blocks of each object not written yet."""
+    next_task: Task | None = None
+    """Drawn, and not begun because its shards are still on their way."""
     lock: threading.Condition = field(default_factory=threading.Condition)
     to_hash: deque[int] = field(default_factory=deque)
     digests: dict[int, str] = field(default_factory=dict)
@@ -91,6 +97,7 @@ def convert(
     Raises:
         EncodeError, SourceError: a value or word is not legal, a source changed; nothing is left behind.
         OutputError: writing failed; nothing is left behind.
+        NetworkError: a remote source did not answer; part file and journal are kept.
         PlanError: what an interrupted run left belongs to another conversion; names what differs.
         KeyboardInterrupt: passed on after every worker has stopped; part file and journal are kept. One that
             comes when the output has its name is too late, and is not passed on.
@@ -121,6 +128,10 @@ def convert(
                 with contextlib.suppress(OutputError):
                     run.record_done()
                 raise
+            except NetworkError as error:
+                run.record_done()
+                part.keep()
+                raise NetworkError(*error.messages, "what is done is kept: the same command goes on") from error
             except BaseException:
                 journal.discard()
                 raise
@@ -189,6 +200,7 @@ class _Run:
         counts = [sum(1 for _ in self.tasks.of_object(index)) for index in range(len(plan.objects))]
         self.shared = _Shared(self.tasks.prefetched(self._pending_tasks()), counts)
         self.file_digest = hashlib.sha256()
+        self.supply: Supply | None = None
 
     def outcome(self, started: float) -> Outcome:
         """Returns the digests of a finished run."""
@@ -234,26 +246,43 @@ class _Run:
             shared.recorded.update(index for index, _ in done)
 
     def _pending_tasks(self) -> Iterator[Task]:
-        for index in range(len(self.plan.objects)):
-            if self.shared.pending[index]:
-                yield from self.tasks.of_object(index)
-        for value in self.plan.conditions:
-            yield from self.tasks.of_condition(value)
+        pending, conditions = self.shared.pending, range(len(self.plan.conditions))
+        units = [*(index for index, count in enumerate(pending) if count), *(-1 - number for number in conditions)]
+        for unit in self.supply.order if self.supply else units:
+            yield from self.tasks.of_object(unit) if unit >= 0 else self.tasks.of_condition(-1 - unit)
 
     def execute(self, progress: Progress | None) -> _Shared:
         jobs = [self._work] * self.threads
         if self.part is not None:
             jobs += [self._chase, self._flush]
         self.shared.running = self.threads
-        workers = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
-        try:
-            _start(workers)
-            self._await(workers, progress)
-        finally:
-            self._join(workers)
+        with contextlib.ExitStack() as stack:
+            if any(isinstance(source, RemoteCheckpoint) for source in self.plan.sources.values()):
+                jobs.append(self._bring(stack))
+            workers = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
+            try:
+                _start(workers)
+                self._await(workers, progress)
+            finally:
+                self._join(workers)
         if self.shared.error is not None:
             raise self.shared.error
         return self.shared
+
+    def _bring(self, stack: contextlib.ExitStack) -> Callable[[], None]:
+        """Returns the job that fetches shards; their directory goes when the stack ends."""
+        conditions = range(len(self.plan.conditions))
+        counts = {-1 - number: sum(1 for _ in self.tasks.of_condition(number)) for number in conditions}
+        supply = self.supply = Supply(self.plan, dict(enumerate(self.shared.pending)) | counts)
+        place = self.part.path if self.part else Path(tempfile.gettempdir(), f"ninfer-convert-{os.getpid()}")
+        directory = stack.enter_context(shard_directory(place.with_name(place.name + SHARDS_SUFFIX)))
+        stack.callback(supply.drop_all)
+
+        def notify() -> None:
+            with self.shared.lock:
+                self.shared.lock.notify_all()
+
+        return lambda: supply.bring(directory, self._stopped, notify)
 
     def _join(self, workers: Sequence[threading.Thread]) -> None:
         """Waits until no worker can write any more, however often the run is interrupted meanwhile."""
@@ -305,15 +334,27 @@ class _Run:
                 if shared.to_hash:
                     shared.hashing += 1
                     return shared.to_hash.popleft()
-                if task := next(shared.tasks, None):
+                if task := self._next_task():
                     return task
-                if self.part is None or len(shared.digests) + shared.hashing == len(self.plan.objects):
+                is_hashed = self.part is None or len(shared.digests) + shared.hashing == len(self.plan.objects)
+                if is_hashed and shared.next_task is None:
                     return None
                 shared.lock.wait(POLL_SECONDS)
         return None
 
+    def _next_task(self) -> Task | None:
+        """Returns the next block whose shards are here, if there is one now."""
+        shared = self.shared
+        task = shared.next_task or next(shared.tasks, None)
+        shared.next_task = None
+        if task and self.supply and not self.supply.is_there(task.index):
+            shared.next_task, task = task, None
+        return task
+
     def _make(self, maker: BlockMaker, task: Task) -> None:
         pieces = self.tasks.make(maker, task)
+        if self.supply:
+            self.supply.made(task.index)
         if task.condition is not None:
             return
         if self.part is not None:

@@ -57,6 +57,10 @@ class OutputError(ConvertError):
     exit_code = 74
 
 
+class NetworkError(OutputError):
+    """A remote source did not answer; what is done so far is kept, and the same command goes on with it."""
+
+
 INTERRUPTED_EXIT_CODE = 75
 """Of a run stopped by a signal, which is not an error of the input."""
 

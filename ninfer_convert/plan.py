@@ -65,16 +65,13 @@ class PlannedTensor:
 
 @dataclass(frozen=True, slots=True)
 class PlannedResource:
-    """One resource with its bytes."""
+    """One resource with its bytes, which a plan from headers alone may not have read."""
 
     name: str
     offset: int
     content: bytes = field(repr=False)
+    nbytes: int
     origin: ResourceOrigin
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.content)
 
 
 PlannedObject = PlannedTensor | PlannedResource
@@ -97,6 +94,8 @@ class Plan:
     warnings: tuple[str, ...]
     waived: tuple[str, ...]
     """Pins that did not match and were accepted by `--unpinned`."""
+    used: Mapping[str, frozenset[str]]
+    """Per source, the tensors that something reads, be it only for a plan."""
 
     @property
     def payload_offset(self) -> int:
@@ -115,6 +114,11 @@ class Plan:
         """Bytes of all source tensors that some object or condition reads, each counted once."""
         tensors = {(leaf.source, leaf.info.name): leaf.info.nbytes for leaf in self.leaves()}
         return sum(tensors.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every source has its values at hand; a plan from headers alone cannot be carried out."""
+        return all(checkpoint.has_values for checkpoint in self.sources.values())
 
     def leaves(self) -> Iterator[SourceTensor]:
         """Yields the source tensors of every object and condition, repeats included."""
@@ -187,6 +191,9 @@ class _Planner:
         head = container.encode_head(
             container.Identity(self.recipe.model_id, self.recipe.weights_id), [_record(item) for item in planned]
         )
+        for name, checkpoint in self.sources.items():
+            if not checkpoint.has_values:
+                findings.notes.append(f"source {name}: planned from headers alone; no value of it was read")
         notes = (*findings.notes, *dict.fromkeys(self.binder.notes))
         return Plan(
             self.recipe,
@@ -199,6 +206,7 @@ class _Planner:
             notes,
             tuple(findings.warnings),
             tuple(findings.waived),
+            {name: frozenset(used) for name, used in self.binder.used.items()},
         )
 
     def _unbound(self, item: TensorSpec | ResourceSpec, error: ConvertError) -> None:
@@ -238,8 +246,8 @@ class _Planner:
     def _place(self, item: TensorSpec | ResourceSpec, cursor: int) -> PlannedObject:
         offset = container.next_offset(cursor, "resource" if isinstance(item, ResourceSpec) else "tensor")
         if isinstance(item, ResourceSpec):
-            content, origin = read_resource(item, self.sources, self.inputs, self.findings)
-            return PlannedResource(item.name, offset, content, origin)
+            found = read_resource(item, self.sources, self.inputs, self.findings)
+            return PlannedResource(item.name, offset, found.content, found.nbytes, found.origin)
         numeric = FORMATS[item.format]
         try:
             value = self._bind_tensor(item, numeric)
@@ -261,6 +269,8 @@ class _Planner:
         _require_shape(label, item, value.shape)
         _require_dtype(label, item, numeric, value)
         nbytes = elements(value.shape) * WORD_BYTES[value.dtype]
+        if not _is_at_hand(value):
+            return value
         if isinstance(numeric, DirectFormat) and nbytes <= SMALL_VALUE_BYTES:
             require(item.requirements, item.format, load(value), lambda index: f"{label}: {where(value, index)}")
         elif isinstance(value, Identical) and nbytes <= SMALL_VALUE_BYTES:
@@ -272,7 +282,8 @@ class _Planner:
         for condition in self.recipe.conditions:
             try:
                 value = self.binder.value(condition.value)
-                if elements(value.shape) * WORD_BYTES[value.dtype] <= SMALL_VALUE_BYTES:
+                is_small = elements(value.shape) * WORD_BYTES[value.dtype] <= SMALL_VALUE_BYTES
+                if is_small and _is_at_hand(value):
                     load(value)
                 else:
                     bound.append(value)
@@ -288,10 +299,17 @@ class _Planner:
             checkpoint = self.sources[source]
             held = [name for name in checkpoint.absent if checkpoint.absent[name] == file]
             self.findings.problem(
-                f"source {source}: {printable(file)} is absent from {printable(checkpoint.location)}: download "
-                f"incomplete; the index places {len(held)} tensors there, {printable(held[0])} first, and the recipe "
-                f"needs {len(needed)} of them, {printable(next(iter(needed)))} first"
+                f"source {source}: {printable(file)} is absent from {printable(checkpoint.location)}: "
+                f"{checkpoint.absence}; the index places {len(held)} tensors there, {printable(held[0])} first, and "
+                f"the recipe needs {len(needed)} of them, {printable(next(iter(needed)))} first"
             )
+
+
+def _is_at_hand(value: Value) -> bool:
+    checkpoints = [leaf.checkpoint for leaf in source_tensors(value)]
+    if elements(value.shape) == 1:
+        return all(checkpoint.has_values for checkpoint in checkpoints)
+    return all(checkpoint.is_local for checkpoint in checkpoints)
 
 
 def _record(item: PlannedObject) -> container.ObjectRecord:

@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from ninfer_convert import __version__
+from ninfer_convert.acquisition import needed_files
 from ninfer_convert.allowance import peak_memory
 from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import RAW_BYTES
 from ninfer_convert.plan import Plan, PlannedObject, PlannedResource, PlannedTensor
+from ninfer_convert.remote_source import RemoteCheckpoint
+from ninfer_convert.source import Checkpoint
+from ninfer_convert.streaming import stream_bytes
 from ninfer_convert.transform import Words
 
 REPORT_SCHEMA = 1
@@ -48,7 +52,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         "artifact": {"model_id": plan.recipe.model_id, "weights_id": plan.recipe.weights_id},
         "recipe": {"id": plan.recipe.id, "sha256": plan.recipe.sha256},
         "objects": [object_json(item) for item in plan.objects],
-        "totals": totals(plan),
+        "totals": totals(plan) | remote_totals(plan),
         "notes": list(plan.notes),
         "warnings": list(plan.warnings),
         "waived": list(plan.waived),
@@ -70,6 +74,23 @@ def totals(plan: Plan) -> dict[str, Any]:
         "file_bytes": plan.file_bytes,
         "formats": {name: count for name in FORMATS if (count := sum(t.numeric.name == name for t in tensors))},
         "source_bytes": plan.source_bytes,
+    }
+
+
+def remote_totals(plan: Plan) -> dict[str, int]:
+    """Returns what a run must download and the disk it takes, in bytes; nothing when every source is here.
+
+    `disk_bytes` counts download and artifact, `stream_disk_bytes` the artifact and the largest shards of `--stream`.
+    """
+    remote = {name: source for name, source in plan.sources.items() if isinstance(source, RemoteCheckpoint)}
+    if not remote:
+        return {}
+    download = sum(source.pending_bytes(needed_files(plan, name)) for name, source in remote.items())
+    held = stream_bytes(plan)
+    return {
+        "download_bytes": download,
+        "disk_bytes": download + plan.file_bytes,
+        "stream_disk_bytes": held + plan.file_bytes,
     }
 
 
@@ -197,13 +218,26 @@ def _source_json(plan: Plan, name: str) -> dict[str, Any]:
         "repo": checkpoint.repo or spec.repo,
         "revision": checkpoint.revision,
         "revision_required": spec.revision,
-        "identified_by": "hub cache" if checkpoint.revision else "file sizes and header digests",
+        "revision_requested": checkpoint.origin.requested if checkpoint.origin else None,
+        "identified_by": _identified_by(checkpoint),
         "prefixes": dict(checkpoint.applied_prefixes),
         "dtypes": dtypes,
         "tensors": len(checkpoint.tensors),
         "tensors_used": len(used),
         "files": [
-            {"name": printable(file.name), "bytes": file.size, "header_sha256": file.header_sha256}
+            {
+                "name": printable(file.name),
+                "bytes": file.size,
+                "sha256": file.sha256,
+                "verified": file.name in checkpoint.verified,
+                "header_sha256": file.header_sha256,
+            }
             for file in checkpoint.files.values()
         ],
     }
+
+
+def _identified_by(checkpoint: Checkpoint) -> str:
+    if checkpoint.origin:
+        return checkpoint.origin.identified_by
+    return "hub cache" if checkpoint.revision else "file sizes and header digests"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from ninfer_convert.errors import PlanError, SourceError, printable
@@ -16,38 +17,64 @@ from ninfer_convert.source import Checkpoint
 from ninfer_convert.strict_json import load_object
 
 
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource and the origin it comes from; of one planned without being read, size and digest only."""
+
+    content: bytes
+    nbytes: int
+    sha256: str | None
+    origin: ResourceOrigin
+
+
 def read_resource(
     spec: ResourceSpec, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
-) -> tuple[bytes, ResourceOrigin]:
-    """Returns a resource's bytes and the origin they came from.
+) -> Resource:
+    """Returns a resource's bytes, or what is known of them without reading, and their origin.
 
     Raises:
         PlanError: no origin exists (all are named), the content is empty, or a file is unusable.
     """
     label = f"{spec.mark}: resource {printable(spec.name)}"
     try:
-        found = [(origin, _content(origin, sources, inputs, findings)) for origin in spec.origins]
+        found = [_found(origin, sources, inputs, findings) for origin in spec.origins]
     except SourceError as error:
         raise PlanError(*(f"{label}: {message}" for message in error.messages)) from error
-    existing = [(content, origin) for origin, content in found if content is not None]
+    existing = [resource for resource in found if resource is not None]
     if not existing:
         looked = ", ".join(map(origin_text, spec.origins))
         raise PlanError(f"{label} was not found; looked at: {looked}. Name another place with file: or input:")
-    content, origin = existing[0]
-    if not content:
-        raise PlanError(f"{label}: {origin_text(origin)} is empty; a resource has at least one byte")
+    resource = existing[0]
+    if not resource.nbytes:
+        raise PlanError(f"{label}: {origin_text(resource.origin)} is empty; a resource has at least one byte")
     if len(existing) > 1:
-        findings.notes.append(f"resource {spec.name}: {origin_text(origin)} wins over {origin_text(existing[1][1])}")
-    digest = hashlib.sha256(content).hexdigest()
-    if spec.sha256 and digest != spec.sha256:
-        findings.pin(f"{label}: SHA-256 {digest} found in {origin_text(origin)}, {spec.sha256} required")
-    return content, origin
+        place, other = origin_text(resource.origin), origin_text(existing[1].origin)
+        findings.notes.append(f"resource {spec.name}: {place} wins over {other}")
+    if spec.sha256 and resource.sha256 is None:
+        findings.notes.append(f"resource {spec.name}: not read, so its SHA-256 is not compared yet")
+    elif spec.sha256 and resource.sha256 != spec.sha256:
+        place = origin_text(resource.origin)
+        findings.pin(f"{label}: SHA-256 {resource.sha256} found in {place}, {spec.sha256} required")
+    return resource
 
 
 def origin_text(origin: ResourceOrigin) -> str:
     """Returns an origin as messages name it."""
     place = f"input {origin.input}" if origin.input else f"{origin.source}:{printable(origin.file or '')}"
     return f"{place}, member {origin.member}" if origin.member else place
+
+
+def _found(
+    origin: ResourceOrigin, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
+) -> Resource | None:
+    if origin.input is None and origin.member is None:
+        listed = sources[origin.source].listed_resource(origin.file or "")
+        if listed is not None:
+            return Resource(b"", *listed, origin)
+    content = _content(origin, sources, inputs, findings)
+    if content is None:
+        return None
+    return Resource(content, len(content), hashlib.sha256(content).hexdigest(), origin)
 
 
 def _content(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import Any
 
@@ -24,6 +24,7 @@ from ninfer_convert.source_files import (
     Index,
     Location,
     beside,
+    blob_digest,
     locate,
     read_beside,
     summarize,
@@ -74,11 +75,29 @@ class FileInfo:
     device: int
     inode: int
     header_sha256: str
+    sha256: str | None = None
+    """Of the whole file, as the hub or its cache says; nobody has read the file for it."""
 
     @property
     def stamp(self) -> Stamp:
         """What the file must still be when its bytes are read."""
         return Stamp(self.size, self.mtime_ns, self.device, self.inode)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where on the hub a checkpoint's files come from.
+
+    `location` names repository and commit, `requested` is the revision that was asked for, `identified_by` says
+    who told the commit, `absence` why a file may be missing here.
+    """
+
+    location: str
+    requested: str
+    identified_by: str
+    absence: str
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 by file name, as the hub lists them."""
 
 
 class Checkpoint:
@@ -93,8 +112,15 @@ class Checkpoint:
         config: the parsed `config.json`; None where there is none.
         warnings: what the user should know, complete messages.
         applied_prefixes: the prefix rules that changed at least one name.
-        repo, revision: repository and commit, where the path inside a hub cache tells them; else None.
+        repo, revision: repository and commit, where the hub or the path inside its cache tells them; else None.
+        origin: what is known of a checkpoint that was opened by its place on the hub; else None.
+        verified: names of the files whose bytes were all hashed and found to be the hub's.
     """
+
+    has_values: bool = True
+    """Whether tensor bytes can be read; False for a plan from headers alone."""
+    is_local: bool = True
+    """Whether they are on this machine; planning reads few of them where they are not."""
 
     def __init__(
         self,
@@ -107,8 +133,11 @@ class Checkpoint:
         config: Mapping[str, Any] | None,
         warnings: Sequence[str],
         applied_prefixes: Mapping[str, str],
+        origin: Origin | None = None,
     ) -> None:
-        self.location = location
+        self.location = origin.location if origin else location
+        self.origin = origin
+        self.verified: set[str] = set()
         self.name = name
         self.tensors = MappingProxyType(tensors)
         self.absent = MappingProxyType(absent)
@@ -121,6 +150,11 @@ class Checkpoint:
         self._place = place
         self._open = OpenFiles()
         self._resources: set[str] = set()
+
+    @property
+    def absence(self) -> str:
+        """Why a file that the index names may not be there."""
+        return self.origin.absence if self.origin else "download incomplete"
 
     def __enter__(self) -> Checkpoint:
         return self
@@ -190,6 +224,10 @@ class Checkpoint:
         self._resources.add(beside(self._place, file))
         return content
 
+    def listed_resource(self, file: str) -> tuple[int, str | None] | None:
+        """Returns size and perhaps SHA-256 of a file that planning does without reading; None for any other."""
+        return None
+
     def has_file(self, file: str) -> bool:
         """Tells whether the directory has an entry of that name, a link to nothing included."""
         return os.path.lexists(beside(self._place, file))
@@ -239,6 +277,7 @@ def open_checkpoint(
     *,
     name: str = "source",
     prefixes: Mapping[str, str] = MappingProxyType({}),
+    origin: Origin | None = None,
 ) -> Checkpoint:
     """Opens a checkpoint: reads every header, the index and `config.json`, and checks them against each other.
 
@@ -246,6 +285,7 @@ def open_checkpoint(
         location: a directory, a `.safetensors` file, or an entry of the hub's cache.
         name: what the recipe calls this source.
         prefixes: beginning of a name in the file -> what the recipe calls it.
+        origin: where on the hub the directory comes from, when that is how it was found.
 
     Raises:
         SourceError: everything that is wrong with all the files, one message each; a file that the index
@@ -261,7 +301,7 @@ def open_checkpoint(
         if place.index and not os.path.lexists(place.path(file)):
             continue
         try:
-            files[file], headers[file] = _read_header(file, place.path(file))
+            files[file], headers[file] = _read_header(file, place, origin)
         except SourceError as error:
             groups.append(error.messages)
     config = None
@@ -269,17 +309,31 @@ def open_checkpoint(
         config = _load_config(place)
     except SourceError as error:
         groups.append(error.messages)
+    listed = check_listed(place, headers, groups)
+    tensors, absent, applied = name_tensors(place, headers, prefixes)
+    return Checkpoint(text, name, place, tensors, absent, files, config, listed, applied, origin)
+
+
+def check_listed(place: Location, headers: Mapping[str, Header], groups: list[Sequence[str]]) -> list[str]:
+    """Compares headers with the index; returns warnings.
+
+    Raises:
+        SourceError: everything that is wrong, the problems in `groups` first.
+    """
     warnings = list(place.warnings)
     if place.index:
-        groups.append(_disagreements(place, place.index, headers))
+        groups = [*groups, _disagreements(place, place.index, headers)]
         warnings.extend(_size_warnings(place.index, headers))
     if problems := summarize(groups):
         raise SourceError(*problems)
-    tensors, absent, applied = _name_tensors(place, headers, prefixes)
-    return Checkpoint(text, name, place, tensors, absent, files, config, warnings, applied)
+    return warnings
 
 
-def _read_header(file: str, path: str) -> tuple[FileInfo, Header]:
+def _read_header(file: str, place: Location, origin: Origin | None) -> tuple[FileInfo, Header]:
+    path = place.path(file)
+    sha256 = origin.digests.get(file) if origin else None
+    if sha256 is None and place.hub:
+        sha256 = blob_digest(path)
     descriptor = open_regular(path)
     try:
         state = stamp(descriptor)
@@ -288,7 +342,8 @@ def _read_header(file: str, path: str) -> tuple[FileInfo, Header]:
         )
     finally:
         os.close(descriptor)
-    return FileInfo(file, path, state.size, state.mtime_ns, state.device, state.inode, header.sha256), header
+    info = FileInfo(file, path, state.size, state.mtime_ns, state.device, state.inode, header.sha256, sha256)
+    return info, header
 
 
 def _load_config(place: Location) -> Mapping[str, Any] | None:
@@ -331,9 +386,14 @@ def _size_warnings(index: Index, headers: Mapping[str, Header]) -> Iterable[str]
         yield f"{printable(index.path)}: total_size is {index.total_size}; the shards hold {held} bytes"
 
 
-def _name_tensors(
+def name_tensors(
     place: Location, headers: Mapping[str, Header], prefixes: Mapping[str, str]
 ) -> tuple[dict[str, TensorInfo], dict[str, str], Mapping[str, str]]:
+    """Returns tensors and absent tensors by their names in the recipe, and the prefix rules that were applied.
+
+    Raises:
+        SourceError: two tensors come to one name, or a rule leaves some names behind.
+    """
     held = [(entry, file) for file, header in headers.items() for entry in header.entries]
     missing = [
         (stored, file)

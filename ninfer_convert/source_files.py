@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,7 @@ MAX_PROBLEMS = 20
 """Messages that one error shows; the rest is counted."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"-\d+-of-0*(\d+)\.safetensors")
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".h5", ".msgpack")
 
@@ -89,18 +90,45 @@ def locate(location: str) -> Location:
         return _single_file(location)
     directory, warnings = _snapshot(location)
     if os.path.lexists(os.path.join(directory, INDEX)):
-        index = _load_index(os.path.join(directory, INDEX))
+        path = os.path.join(directory, INDEX)
+        index = _parse_index(read_small(path, MAX_INDEX_BYTES), path)
         weights = tuple(sorted(index.shards))
     else:
-        index, weights = None, (_only_file(directory),)
-    others = [name for name in weight_names(directory) if name not in weights]
-    if others:
-        decider = INDEX if index else weights[0]
-        warnings.append(
-            f"{printable(directory)}: not read, because {printable(decider)} decides:"
-            f" {', '.join(printable(name) for name in others)}"
-        )
+        listing = _listing(directory)
+        index, weights = None, (_only_file(directory, weight_names(directory), listing),)
+    warnings += _unread(directory, weight_names(directory), weights, index)
     return Location(directory, weights, index, _hub_entry(directory), tuple(warnings))
+
+
+def locate_listed(where: str, names: Sequence[str], read: Callable[[str], bytes], entry: HubEntry) -> Location:
+    """Returns the files of a repository by the same rules, from its list of files; only the index is read.
+
+    Args:
+        where: what stands for the directory in paths and messages.
+        names: every file of the repository.
+        read: returns a file whole.
+        entry: what the repository is.
+
+    Raises:
+        SourceError: there are no weights, no telling which, or the index is malformed.
+    """
+    beside_index = [name for name in sorted(names) if "/" not in name]
+    weight_files = [name for name in beside_index if name.endswith(SUFFIX) and not name.startswith(".")]
+    if INDEX in beside_index:
+        index = _parse_index(read(INDEX), os.path.join(where, INDEX))
+        weights = tuple(sorted(index.shards))
+    else:
+        index, weights = None, (_only_file(where, weight_files, beside_index),)
+    return Location(where, weights, index, entry, tuple(_unread(where, weight_files, weights, index)))
+
+
+def blob_digest(path: str) -> str | None:
+    """Returns the SHA-256 that the hub's cache names the file behind one of its links by; None where it does not."""
+    try:
+        name = os.path.basename(os.readlink(path))
+    except OSError:
+        return None
+    return name if _SHA256.fullmatch(name) else None
 
 
 def weight_names(directory: str) -> list[str]:
@@ -184,8 +212,16 @@ def _listing(directory: str) -> list[str]:
         raise failure(directory, error) from error
 
 
-def _only_file(directory: str) -> str:
-    names = weight_names(directory)
+def _unread(where: str, names: Sequence[str], weights: Sequence[str], index: Index | None) -> list[str]:
+    others = [name for name in names if name not in weights]
+    if not others:
+        return []
+    decider = INDEX if index else weights[0]
+    named = ", ".join(printable(name) for name in others)
+    return [f"{printable(where)}: not read, because {printable(decider)} decides: {named}"]
+
+
+def _only_file(directory: str, names: Sequence[str], listing: Sequence[str]) -> str:
     if WEIGHTS in names:
         return WEIGHTS
     candidates = [name for name in names if name != ADAPTER]
@@ -196,7 +232,7 @@ def _only_file(directory: str) -> str:
             " to say which belong together; give one file, or complete the download"
         )
     if not candidates:
-        raise SourceError(f"{where}: {_why_nothing(directory, bool(names))}")
+        raise SourceError(f"{where}: {_why_nothing(listing, bool(names))}")
     shard = _SHARD.search(candidates[0])
     if shard and int(shard.group(1)) > 1:
         raise SourceError(
@@ -206,10 +242,10 @@ def _only_file(directory: str) -> str:
     return candidates[0]
 
 
-def _why_nothing(directory: str, has_adapter: bool) -> str:
+def _why_nothing(listing: Sequence[str], has_adapter: bool) -> str:
     if has_adapter:
         return f"holds only {ADAPTER}, which is no model; merge it into its base model first"
-    others = [name for name in _listing(directory) if name.endswith(_OTHER_WEIGHTS)]
+    others = [name for name in listing if name.endswith(_OTHER_WEIGHTS)]
     found = f"; found {_listed(others)}, which are other kinds of files" if others else ""
     return f"no {SUFFIX} file in this directory{found}"
 
@@ -219,9 +255,8 @@ def _listed(names: Sequence[str]) -> str:
     return shown_names if len(names) <= 5 else f"{shown_names} and {len(names) - 5} more"
 
 
-def _load_index(path: str) -> Index:
+def _parse_index(raw: bytes, path: str) -> Index:
     where = printable(path)
-    raw = read_small(path, MAX_INDEX_BYTES)
     if is_lfs_pointer(raw):
         raise SourceError(lfs_message(where))
     document = load_object(raw, where, lenient=True)

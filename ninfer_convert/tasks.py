@@ -25,7 +25,7 @@ PREFETCH_BLOCKS = 4
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A block of an object (`index` of the plan), or of a condition (`index` -1)."""
+    """A block of an object (`index` of the plan), or of condition n (`index` -1 - n)."""
 
     index: int
     block: Block
@@ -49,11 +49,12 @@ class Tasks:
         else:
             yield from (Task(index, block) for block in blocks(item, self.block_bytes))
 
-    def of_condition(self, value: Value) -> Iterator[Task]:
+    def of_condition(self, number: int) -> Iterator[Task]:
         """Yields the blocks of a condition in order."""
+        value = self.plan.conditions[number]
         step = max(1, self.block_bytes // WORD_BYTES[value.dtype])
         for begin in range(0, elements(value.shape), step):
-            yield Task(-1, Block(begin, min(elements(value.shape), begin + step)), value)
+            yield Task(-1 - number, Block(begin, min(elements(value.shape), begin + step)), value)
 
     def prefetched(self, tasks: Iterable[Task]) -> Iterator[Task]:
         """Yields tasks, asking the system to read what the few behind each of them need."""
@@ -72,11 +73,10 @@ class Tasks:
         Raises:
             EncodeError, SourceError: as `BlockMaker.make`; both name the object.
         """
-        item = self.plan.objects[task.index]
         pieces: list[Piece] = []
         if task.condition is not None:
             maker.scan(task.condition, task.block.begin, task.block.end)
-        elif isinstance(item, PlannedResource):
+        elif isinstance(item := self.plan.objects[task.index], PlannedResource):
             pieces = [(0, np.frombuffer(item.content, np.uint8))]
         else:
             pieces = self._make_block(maker, item, task.block)

@@ -42,7 +42,7 @@ from ninfer_convert.moves import block_rows, cast, gathered, identical, joined, 
 from ninfer_convert.shortlist import shortlist
 from ninfer_convert.source import Checkpoint
 from ninfer_convert.source_quantization import quantization_methods
-from ninfer_convert.value import Constant, Identical, Reshaped, SourceTensor, Value, elements, load
+from ninfer_convert.value import Constant, Identical, Reshaped, SourceTensor, Value, elements, load, source_tensors
 
 QUANTIZED_FIELDS = (
     *("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
@@ -51,6 +51,8 @@ QUANTIZED_FIELDS = (
 DIVISOR_FIELDS = (".weight_global_scale", ".input_global_scale")
 MULTIPLIER_FIELDS = (".weight_scale_2", ".input_scale")
 NVFP4_GROUP = 16
+PLACEHOLDER = 0x3F800000
+"""Stands for every divisor in a plan from headers alone, which is looked at and not carried out."""
 
 
 class MissingError(PlanError):
@@ -342,6 +344,8 @@ def _positive_word(value: SourceTensor, mark: Mark) -> int:
     label = f"{mark}: tensor {printable(value.info.name)}"
     if value.dtype != "F32" or elements(value.shape) != 1:
         raise PlanError(f"{label} is {value.dtype} {list(value.shape)}; required is F32 [1]")
+    if not value.checkpoint.has_values:
+        return PLACEHOLDER
     words = load(value)
     number = float(words.view("<f4")[0])
     if not (math.isfinite(number) and number > 0):
@@ -380,7 +384,8 @@ def _reciprocal(node: Reciprocal, of: Value) -> Value:
 def _scalar_source(node: Reciprocal, of: Value) -> tuple[str, Checkpoint, Any]:
     while isinstance(of, (Reshaped, Identical)):
         if isinstance(of, Identical):
-            load(of)
+            if all(leaf.checkpoint.has_values for leaf in source_tensors(of)):
+                load(of)
             of = of.parts[0]
         else:
             of = of.of

@@ -42,6 +42,7 @@ ROWS = [
     "source_files",
     "hub",
     "source",
+    "remote_source",
     "casts",
     "value",
     "requirements",
@@ -54,6 +55,8 @@ ROWS = [
     "agreement",
     "resources",
     "plan",
+    "acquisition",
+    "streaming",
     "kernel_cache",
     "kernels",
     "row_error",
@@ -118,7 +121,7 @@ READ_SIDE = {
     "page",
 }
 WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "tasks", "convert"}
-ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "click": {"cli"}, "tqdm": {"cli"}}
+ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "huggingface_hub": {"hub"}, "click": {"cli"}, "tqdm": {"cli"}}
 
 
 def imported_names(source: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ninfer_convert.acquisition import Access, verify_digests
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -38,6 +39,10 @@ from ninfer_convert.writer import require_output
               help="Go on from what an interrupted run left, or start over.")
 @click.option("--report", "report_option", metavar="PATH", type=click.Path(path_type=Path),
               help="Where the conversion report goes  [default: OUT.ninfer.conversion.json]")
+@click.option("--stream", is_flag=True,
+              help="Fetch hf:// sources shard by shard, keep no more than two of each, and leave the hub cache alone.")
+@click.option("--verify-source", is_flag=True,
+              help="First hash every weight file that is used, and compare it with the hub's SHA-256.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print the plan's notes.")
@@ -53,6 +58,8 @@ def run(
     overwrite: bool,
     resume: str,
     report_option: Path | None,
+    stream: bool,
+    verify_source: bool,
     dry_run: bool,
     quiet: bool,
     verbose: bool,
@@ -68,7 +75,10 @@ def run(
     """
     report_path = report_option or output.with_name(output.name + ".conversion.json")
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
-    with planned(recipe_name, sources, inputs, prefixes, unpinned) as plan:
+    if verify_source and dry_run:
+        raise UsageError("--verify-source reads the whole source, and --dry-run stops before that; give one of them")
+    access: Access = "stream" if stream else "headers" if dry_run else "values"
+    with planned(recipe_name, sources, inputs, prefixes, unpinned, access) as plan:
         _require_paths(plan, output, report_path, overwrite, default_report=report_option is None)
         if verbose:
             for note in plan.notes:
@@ -76,6 +86,8 @@ def run(
         if dry_run:
             _print_summary(plan)
             return
+        if verify_source:
+            verify_digests(plan, workers)
         outcome = _convert(
             plan,
             output,
@@ -151,7 +163,7 @@ def plan(
 ) -> None:
     """Check a conversion and show what it would write, without writing it."""
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
-    with planned(recipe_name, sources, inputs, prefixes, unpinned) as made:
+    with planned(recipe_name, sources, inputs, prefixes, unpinned, "values" if deep else "headers") as made:
         if deep:
             from ninfer_convert.budget import block_bytes
             from ninfer_convert.convert import scan
@@ -196,3 +208,6 @@ def _print_summary(made: Plan) -> None:
         click.echo(f"    {count:>5} {name}")
     click.echo(f"  reads  {size_text(totals['source_bytes'])}")
     click.echo(f"  writes {size_text(totals['file_bytes'])}")
+    if "download_bytes" in totals:
+        download, disk, stream = (size_text(totals[f"{key}_bytes"]) for key in ("download", "disk", "stream_disk"))
+        click.echo(f"  downloads {download}; takes {disk} of disk, with --stream {stream}")

@@ -18,9 +18,9 @@ from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
+    from ninfer_convert.acquisition import Access
     from ninfer_convert.plan import Plan
     from ninfer_convert.recipe import Recipe
-    from ninfer_convert.source import Checkpoint
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOG_SECONDS = 10.0
@@ -48,7 +48,8 @@ def where_options(command: F) -> F:
             "sources",
             multiple=True,
             metavar="[NAME=]WHERE",
-            help="A checkpoint: a directory or a .safetensors file. NAME may be left out when there is one source.",
+            help="A checkpoint: a directory, a .safetensors file, or hf://owner/name[@revision]. NAME may be left out "
+            "when there is one source.",
         ),
     ):
         command = option(command)
@@ -91,22 +92,30 @@ def chosen_memory(text: str | None) -> int:
 
 @contextlib.contextmanager
 def planned(
-    recipe_name: str, sources: tuple[str, ...], inputs: tuple[str, ...], prefixes: tuple[str, ...], unpinned: bool
+    recipe_name: str,
+    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    unpinned: bool,
+    access: Access = "values",
 ) -> Iterator[Plan]:
     """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr."""
+    from ninfer_convert.acquisition import Place, open_sources
     from ninfer_convert.plan import make_plan
     from ninfer_convert.recipe_loader import load_recipe
-    from ninfer_convert.source import open_checkpoint
 
     recipe = load_recipe(recipe_name)
     places = _places(recipe, sources)
     rules = _prefix_rules(recipe, prefixes)
-    with contextlib.ExitStack() as stack:
-        opened: dict[str, Checkpoint] = {}
-        for name, where in places.items():
-            merged = {**recipe.sources[name].prefixes, **rules.get(name, {})}
-            opened[name] = stack.enter_context(open_checkpoint(where, name=name, prefixes=merged))
-        files = {name: Path(path) for name, path in _pairs("--input", inputs).items()}
+    files = {name: Path(path) for name, path in _pairs("--input", inputs).items()}
+    wanted = {
+        name: Place(where, {**recipe.sources[name].prefixes, **rules.get(name, {})}) for name, where in places.items()
+    }
+
+    def tell(text: str) -> None:
+        click.echo(text, err=True)
+
+    with open_sources(recipe, wanted, files, access=access, unpinned=unpinned, tell=tell) as opened:
         plan = make_plan(recipe, opened, files, unpinned=unpinned)
         for warning in plan.warnings:
             click.echo(f"warning: {warning}", err=True)
@@ -128,8 +137,6 @@ def _places(recipe: Recipe, sources: tuple[str, ...]) -> dict[str, str]:
             name, where = next(iter(recipe.sources)), text
         if name in places:
             raise UsageError(f"--source {name} is given twice")
-        if where.startswith("hf://"):
-            raise UsageError(f"--source {printable(where)}: download the checkpoint and name its directory")
         places[name] = where
     missing = [spec for spec in recipe.sources.values() if spec.name not in places]
     if missing:

@@ -1,0 +1,376 @@
+"""Repositories of the Hugging Face hub: `hf://` locations to files, sizes, digests and bytes.
+
+Owns the hub client, which is imported when a location first asks for it, and what its failures mean. Refuses to
+know what the files hold. The client's cache is used as it is: only the client writes to it.
+
+Source: cli.md, `WHERE`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from ninfer_convert import __version__
+from ninfer_convert.errors import ConvertError, NetworkError, OutputError, SourceError, UsageError, printable
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+    from huggingface_hub.hf_api import ModelInfo
+
+SCHEME = "hf://"
+MAIN = "main"
+PIECE_BYTES = 1 << 20
+RETRIES = 3
+"""Attempts after the first that bring no byte before a transfer is given up."""
+
+DOWNLOADS = 4
+"""Files fetched into the cache at a time."""
+
+_LOCATION = re.compile(r"hf://([\w-][\w.-]*/[\w-][\w.-]*)(?:@([^@\s]+))?")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_BUSY = (408, 425, 429, 500, 502, 503, 504)
+
+
+@dataclass(frozen=True, slots=True)
+class HubLocation:
+    """What a user wrote: `hf://owner/name`, perhaps with `@revision`."""
+
+    repo: str
+    revision: str | None
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.repo}" + (f"@{printable(self.revision)}" if self.revision else "")
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file of a commit; `sha256` is known of large files, `blob_id` is what git calls the others."""
+
+    name: str
+    size: int
+    sha256: str | None
+    blob_id: str
+
+    def digest(self) -> tuple[Any, str]:
+        """Returns a fresh hash object and what it must come to, in hexadecimal."""
+        if self.sha256:
+            return hashlib.sha256(), self.sha256
+        return hashlib.sha1(b"blob %d\0" % self.size, usedforsecurity=False), self.blob_id
+
+
+def is_hub(where: str) -> bool:
+    """Tells whether a location is one of the hub."""
+    return where.startswith(SCHEME)
+
+
+def parse_location(where: str) -> HubLocation:
+    """Returns the parts of an `hf://` location.
+
+    Raises:
+        UsageError: it is spelled otherwise.
+    """
+    found = _LOCATION.fullmatch(where)
+    if not found:
+        raise UsageError(f"{printable(where)}: write hf://owner/name or hf://owner/name@revision")
+    return HubLocation(found[1], found[2])
+
+
+def is_offline() -> bool:
+    """Tells whether the user forbids the client to use the network."""
+    from huggingface_hub import is_offline_mode
+
+    return is_offline_mode()
+
+
+def cached_snapshot(location: HubLocation) -> tuple[str, str]:
+    """Returns directory and commit of what the cache holds of a location, without any network.
+
+    Raises:
+        SourceError: the cache does not know the revision, or holds nothing of it.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    place = os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=location.repo, repo_type="model"))
+    revision = location.revision or MAIN
+    commit = revision
+    offline = f"{location}: HF_HUB_OFFLINE is set and the hub cache"
+    if not _COMMIT.fullmatch(revision):
+        try:
+            with open(os.path.join(place, "refs", *revision.split("/")), encoding="ascii") as file:
+                commit = file.read(64).strip()
+        except (OSError, ValueError):
+            commit = ""
+        if not _COMMIT.fullmatch(commit):
+            raise SourceError(f"{offline} ({printable(place)}) does not know revision {printable(revision)}")
+    directory = os.path.join(place, "snapshots", commit)
+    if not os.path.isdir(directory):
+        raise SourceError(f"{offline} holds no snapshot of commit {commit}: {printable(directory)} does not exist")
+    return directory, commit
+
+
+class Repository:
+    """One commit of a repository; made by `connect`, usable from several threads.
+
+    Attributes:
+        repo: `owner/name`.
+        commit: 40 hexadecimal digits.
+        requested: the revision that was asked for.
+        files: every file of the commit, by path.
+    """
+
+    def __init__(self, repo: str, commit: str, requested: str, files: Mapping[str, RemoteFile]) -> None:
+        self.repo, self.commit, self.requested = repo, commit, requested
+        self.files = MappingProxyType(files)
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.repo}@{self.commit}"
+
+    def read(self, name: str, begin: int, end: int) -> bytes:
+        """Returns the bytes `[begin, end)` of a file.
+
+        Raises:
+            NetworkError: the hub did not answer, or not in full.
+            SourceError: it refuses.
+        """
+        return b"".join(self.pieces(name, begin, end))
+
+    def pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+        """Yields the bytes `[begin, end)` of a file in order; a cut connection is taken up where it broke.
+
+        Raises:
+            NetworkError, SourceError: like `read`.
+        """
+        http_error = _untyped("errors").HTTPError
+        tries = RETRIES
+        while begin < end:
+            before = begin
+            try:
+                for piece in self._request(name, begin, end):
+                    begin += len(piece)
+                    yield piece
+                if begin < end:
+                    raise EOFError(f"the connection ended {end - begin} bytes early")
+            except (http_error, OSError, EOFError) as error:
+                tries = RETRIES if begin > before else tries - 1
+                if tries < 0 or not _is_passing(error):
+                    raise _failure(error, f"{self}/{printable(name)}", self.repo, self.requested) from error
+                time.sleep(0.25 * 2 ** (RETRIES - tries))
+
+    def is_cached(self, name: str) -> bool:
+        """Tells whether the cache holds a file of this commit."""
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(self.repo, name, revision=self.commit), str)
+
+    def fetch(self, names: Sequence[str]) -> str:
+        """Brings files into the cache, those that it lacks, and returns the directory of the commit.
+
+        Raises:
+            NetworkError: the hub did not answer.
+            OutputError: the cache cannot be written.
+            SourceError: the hub refuses.
+        """
+        from huggingface_hub import hf_hub_download
+
+        def get(name: str) -> str:
+            with _told(f"{self}/{printable(name)}", self.repo, self.requested):
+                return str(
+                    hf_hub_download(
+                        self.repo,
+                        name,
+                        revision=self.commit,
+                        library_name="ninfer-convert",
+                        library_version=__version__,
+                    )
+                )
+
+        with ThreadPoolExecutor(DOWNLOADS) as pool:
+            jobs = [pool.submit(get, name) for name in names]
+            try:
+                paths = [job.result() for job in jobs]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        root = paths[0]
+        for _ in names[0].split("/"):
+            root = os.path.dirname(root)
+        return root
+
+    def _request(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+        from huggingface_hub import constants, hf_hub_url
+
+        utils = _untyped("utils")
+        headers = utils.build_hf_headers(library_name="ninfer-convert", library_version=__version__)
+        headers["Accept-Encoding"] = "identity"
+        if (begin, end) != (0, self.files[name].size):
+            headers["Range"] = f"bytes={begin}-{end - 1}"
+        url = hf_hub_url(self.repo, name, revision=self.commit)
+        timeout = constants.HF_HUB_DOWNLOAD_TIMEOUT
+        with utils.get_session().stream("GET", url, headers=headers, timeout=timeout) as response:
+            if response.status_code >= 400:
+                response.read()
+            utils.hf_raise_for_status(response)
+            # A server may ignore the range and send the whole file.
+            skip, left = begin if response.status_code == 200 else 0, end - begin
+            for piece in response.iter_bytes(PIECE_BYTES):
+                kept = piece[skip : skip + left]
+                skip -= min(skip, len(piece))
+                left -= len(kept)
+                if kept:
+                    yield kept
+                if not left:
+                    return
+
+
+def connect(location: HubLocation) -> Repository:
+    """Asks the hub, once, which commit a location means and which files it has.
+
+    Raises:
+        SourceError: no such repository or revision, or it is gated.
+        NetworkError: the hub did not answer.
+    """
+    from huggingface_hub import HfApi, constants
+
+    _prepare()
+    revision = location.revision or MAIN
+    with _told(str(location), location.repo, revision):
+        api = HfApi(library_name="ninfer-convert", library_version=__version__)
+        info = api.model_info(
+            location.repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+        if not _COMMIT.fullmatch(info.sha or ""):
+            raise SourceError(f"{location}: {constants.ENDPOINT} names no commit; is it a hub?")
+        if revision != info.sha:
+            _remember(api, location.repo, revision, info)
+    files = {}
+    for file in info.siblings or ():
+        sha256 = file.lfs.sha256 if file.lfs else None
+        files[file.rfilename] = RemoteFile(file.rfilename, file.size or 0, sha256, file.blob_id or "")
+    return Repository(location.repo, str(info.sha), revision, files)
+
+
+def _remember(api: HfApi, repo: str, revision: str, info: ModelInfo) -> None:
+    """Lets the client note in its cache which commit a revision is, without asking the hub a second time."""
+
+    def known(*_: object, **__: object) -> ModelInfo:
+        return info
+
+    if hasattr(api, "resolve_revision"):
+        api.repo_info = known  # type: ignore[method-assign]
+        api.resolve_revision(repo, revision=revision)
+
+
+def _untyped(module: str) -> Any:
+    """Returns a module of the client; much of it is public and not declared to type checkers."""
+    return importlib.import_module(f"huggingface_hub.{module}")
+
+
+def _prepare() -> None:
+    """The client's own warnings stay silent: what went wrong is told once, by us."""
+    utils = _untyped("utils")
+    utils.logging.set_verbosity_error()
+    if not sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
+        utils.disable_progress_bars()
+
+
+# -- failures -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _told(where: str, repo: str, revision: str) -> Iterator[None]:
+    try:
+        yield
+    except ConvertError:
+        raise
+    except (_untyped("errors").HTTPError, OSError, ValueError) as error:
+        raise _failure(error, where, repo, revision) from error
+
+
+def _is_passing(error: Exception) -> bool:
+    """Tells whether the same request may succeed a moment later."""
+    from huggingface_hub import errors
+
+    if isinstance(error, errors.HfHubHTTPError):
+        return error.response.status_code in _BUSY
+    return not isinstance(error, OSError) and "ProxyError" not in _kinds(error)
+
+
+def _kinds(error: BaseException) -> set[str]:
+    # By name, because the client does not say which HTTP library it uses.
+    return {kind.__name__ for kind in type(error).__mro__}
+
+
+def _failure(error: BaseException, where: str, repo: str, revision: str) -> ConvertError:
+    from huggingface_hub import constants, errors
+
+    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    login = "log in with `hf auth login` or set HF_TOKEN"
+    if isinstance(error, errors.GatedRepoError):
+        page = f"{constants.ENDPOINT}/{repo}"
+        return SourceError(f"{where}: the repository is gated; ask for access at {page}, then {login}")
+    if isinstance(error, errors.RevisionNotFoundError):
+        return SourceError(f"{where}: the repository has no revision {printable(revision)}")
+    if isinstance(error, errors.RemoteEntryNotFoundError):
+        return SourceError(f"{where}: the repository has no such file")
+    if isinstance(error, errors.DisabledRepoError):
+        return SourceError(f"{where}: access to the repository is disabled by the hub")
+    if isinstance(error, errors.HfHubHTTPError):
+        return _refusal(error, where, login)
+    return _broken(error, where)
+
+
+def _refusal(error: Any, where: str, login: str) -> ConvertError:
+    from huggingface_hub import errors
+
+    status = error.response.status_code
+    said = printable(error.response.headers.get("X-Error-Message") or error.server_message or "")
+    told = f"HTTP {status}" + (f", {said}" if said else "")
+    if isinstance(error, errors.RepositoryNotFoundError):
+        return SourceError(
+            f"{where}: no such repository, or a private one that is not yours to see ({told}); check owner and name, "
+            f"or {login}"
+        )
+    if status in (401, 403):
+        return SourceError(f"{where}: the hub refuses access ({told}); {login}")
+    if status in _BUSY:
+        return NetworkError(f"{where}: the hub cannot serve now ({told}); try again later")
+    return SourceError(f"{where}: the hub refuses ({told})")
+
+
+def _broken(error: BaseException, where: str) -> ConvertError:
+    from huggingface_hub import constants
+
+    kinds, text = _kinds(error), printable(str(error)) or type(error).__name__
+    if "OfflineModeIsEnabled" in kinds:
+        return SourceError(f"{where}: is not in the hub cache, and HF_HUB_OFFLINE is set")
+    if "ProxyError" in kinds:
+        return NetworkError(f"{where}: the proxy does not let us through ({text}); see HTTPS_PROXY and NO_PROXY")
+    if "TimeoutException" in kinds:
+        return NetworkError(
+            f"{where}: {constants.ENDPOINT} did not answer in time ({text}); HF_HUB_ETAG_TIMEOUT and "
+            "HF_HUB_DOWNLOAD_TIMEOUT say how many seconds to wait"
+        )
+    if "ConnectError" in kinds:
+        return NetworkError(
+            f"{where}: {constants.ENDPOINT} cannot be reached ({text}); HF_HUB_OFFLINE=1 uses what the cache holds"
+        )
+    if "FileMetadataError" in kinds:
+        return NetworkError(f"{where}: {constants.ENDPOINT} does not answer like a hub ({text.splitlines()[0]})")
+    if isinstance(error, (_untyped("errors").HTTPError, EOFError)) or "Consistency check failed" in text:
+        return NetworkError(f"{where}: the transfer broke off ({text.splitlines()[0]})")
+    if isinstance(error, OSError):
+        return OutputError(f"{where}: cannot be stored in the hub cache: {error.strerror or text}")
+    return SourceError(f"{where}: the hub client refuses: {text.splitlines()[0]}")
