@@ -71,7 +71,7 @@ def page_data(first: Subject, second: Subject | None = None, progress: Progress 
         for name, other in _entries(second, advance):
             rows.setdefault(name, {**_place(name), "name": printable(name)})["other"] = {
                 member: other[member]
-                for member in ("kind", "shape", "format", "bytes", "sha256", "stats", "scales", "divisor")
+                for member in ("kind", "shape", "format", "bytes", "bits_per_weight", "sha256", "stats", "scales", "divisor")
                 if member in other
             }
         for row in rows.values():

@@ -276,6 +276,7 @@ def test_artifact_alone_says_that_errors_are_not_known(browser, pages):
 
 def test_hostile_name_is_shown_and_not_run(browser, pages):
     show(browser, pages["hostile"])
+    assert browser.value("document.querySelector('#worst').hidden") is (not objects(browser)[0]["scales"]["zero"])
     assert column(browser, "name")[0] == HOSTILE
     browser.run("document.querySelector('#rows button').click();")
     assert texts(browser, "#detail-title") == [HOSTILE]

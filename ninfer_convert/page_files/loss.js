@@ -210,7 +210,7 @@ function cellMap({ measure, shown, scale, roles, width }, light) {
   const range = layerRange(shown);
   const longest = Math.max(...roles.map(({ label }) => label.length));
   const left = Math.min(longest * 7 + 12, width < 600 ? 128 : 300);
-  const cell = Math.max(width < 600 ? 7 : 6, Math.min(22, (width - 26 - left) / range.count)), line = 19;
+  const cell = Math.max(width < 600 ? 7 : 6, Math.min(40, (width - 26 - left) / range.count)), line = 19;
   const svg = draw("svg", { width: left + cell * range.count + 2, height: roles.length * line + 24, tabindex: 0, role: "application",
     "aria-label": `${measure.label} of each role in each layer. Arrow keys move, Enter shows the object.` });
   const letters = Math.floor((left - 12) / 7);
@@ -294,9 +294,9 @@ function showWorst(measure) {
   const used = measure.bad ? measure : MEASURES[["relative_l2", "zero"].find((id) => measured.includes(MEASURES[id]))];
   const worst = used ? own.filter((row) => usable(used, row) && (used.bad < 0 || used.value(row) > 0))
     .sort((a, b) => used.bad * (used.value(b) - used.value(a))).slice(0, 12) : [];
-  byId("worst-title").textContent = used ? `Worst objects by ${used.label}` : "Worst objects";
-  byId("worst-body").replaceChildren(...(worst.length ? worst : [null]).map((row) => {
-    if (!row) return make("li", { class: "quiet" }, used ? `No object has ${used.label}.` : "There is nothing to rank.");
+  byId("worst").hidden = !worst.length;
+  byId("worst-title").textContent = `Worst objects by ${used?.label}`;
+  byId("worst-body").replaceChildren(...worst.map((row) => {
     const most = Math.max(...worst.map(used.value));
     return make("li", {},
       make("button", { class: "plain name", onclick: () => openDetail(row) }, row.name),

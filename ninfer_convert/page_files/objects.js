@@ -183,7 +183,7 @@ function objectFacts(row) {
 
 function pairTable(row) {
   const [mine, theirs] = [row, row.other].map((one) => new Map(objectFacts(one)));
-  const labels = [...new Set([...mine.keys(), ...theirs.keys()])];
+  const labels = [...new Set([...mine.keys(), ...theirs.keys()])].sort((a, b) => (a === "SHA-256") - (b === "SHA-256"));
   return make("table", { class: "pairs" }, make("colgroup", {}, make("col"), make("col"), make("col")),
     make("thead", {}, make("tr", {}, make("td"), make("th", { scope: "col" }, "first"), make("th", { scope: "col" }, `second: ${row.status}`))),
     make("tbody", {}, ...labels.map((label) => make("tr", {}, make("th", { scope: "row" }, label),
