@@ -27,6 +27,8 @@ from ninfer_convert.page_report import facts, report_problem, reported, reported
 from ninfer_convert.reader import Artifact
 
 PAGE_SCHEMA = 1
+OTHER_MEMBERS = ("kind", "shape", "format", "bytes", "bits_per_weight", "sha256", "stats", "scales", "divisor")
+"""What is shown of an object of the second artifact."""
 Json = dict[str, Any]
 Progress = Callable[[int, int], object]
 """Called with the bytes read so far and their total."""
@@ -69,11 +71,8 @@ def page_data(first: Subject, second: Subject | None = None, progress: Progress 
     rows = dict(_entries(first, advance))
     if second is not None:
         for name, other in _entries(second, advance):
-            rows.setdefault(name, {**_place(name), "name": printable(name)})["other"] = {
-                member: other[member]
-                for member in ("kind", "shape", "format", "bytes", "bits_per_weight", "sha256", "stats", "scales", "divisor")
-                if member in other
-            }
+            row = rows.setdefault(name, {**_place(name), "name": printable(name)})
+            row["other"] = {member: other[member] for member in OTHER_MEMBERS if member in other}
         for row in rows.values():
             row["status"] = _status(row)
     return {
