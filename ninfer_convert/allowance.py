@@ -1,6 +1,6 @@
 """How many threads and how much memory this process may use: the one place that decides.
 
-Counts affinity, cgroup quota and limits; nothing else in the package asks the machine.
+Counts affinity, cgroup quota, limits and a cluster's setting; nothing else in the package asks the machine.
 """
 
 from __future__ import annotations
@@ -33,10 +33,18 @@ def parse_size(text: str) -> int:
 
 
 def allowed_threads() -> int:
-    """Returns the processors this process may use: affinity and cgroup CPU quota counted, at least 1."""
+    """Returns the processors this process may use, at least 1: affinity, cgroup CPU quota and Slurm's share counted.
+
+    Slurm does not bind its tasks everywhere, but says in SLURM_CPUS_PER_TASK what a task was given.
+    """
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_cpus()
-    return max(1, min(count, MAX_THREADS, count if quota is None else max(1, int(quota))))
+    limits = [count, MAX_THREADS]
+    if quota is not None:
+        limits.append(int(quota))
+    if re.fullmatch("[1-9][0-9]{0,6}", share := os.environ.get("SLURM_CPUS_PER_TASK", "")):
+        limits.append(int(share))
+    return max(1, min(limits))
 
 
 def default_memory() -> int:

@@ -59,6 +59,29 @@ def _row_source_bytes(item: PlannedTensor) -> int:
     return item.shape[1] * WORD_BYTES[item.value.dtype]
 
 
+def stored_ranges(item: PlannedTensor, block: Block) -> Iterator[tuple[int, int]]:
+    """Yields the bytes `[begin, end)` that a block fills, counted from the object's first byte."""
+    if isinstance(item.numeric, DirectFormat):
+        yield block.begin * item.numeric.word_bytes, block.end * item.numeric.word_bytes
+        return
+    for plane in item.geometry.planes:
+        if plane.row_bytes:
+            yield plane.offset + block.begin * plane.row_bytes, plane.offset + block.end * plane.row_bytes
+        elif block.begin == 0:
+            yield plane.offset, plane.offset + plane.nbytes
+
+
+def whole(item: PlannedTensor) -> Block:
+    """Returns the block that is all of a tensor."""
+    return Block(0, _extent(item)[0])
+
+
+def work_bytes(item: PlannedTensor) -> int:
+    """Returns the bytes that are read and written for a tensor, by which the work of making it is measured."""
+    total, unit_bytes, _ = _extent(item)
+    return total * unit_bytes + item.nbytes
+
+
 def block_spans(item: PlannedTensor, block: Block) -> Iterator[Span]:
     """Yields about which source bytes a block will read."""
     values = (item.value.codes, item.value.scales) if isinstance(item.value, Words) else (item.value,)

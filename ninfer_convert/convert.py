@@ -98,7 +98,8 @@ def convert(
         EncodeError, SourceError: a value or word is not legal, a source changed; nothing is left behind.
         OutputError: writing failed; nothing is left behind.
         NetworkError: a remote source did not answer; part file and journal are kept.
-        PlanError: what an interrupted run left belongs to another conversion; names what differs.
+        PlanError: what an interrupted run left belongs to another conversion; names what differs. Or the output
+            is being made in shares.
         KeyboardInterrupt: passed on after every worker has stopped; part file and journal are kept. One that
             comes when the output has its name is too late, and is not passed on.
     """
@@ -108,7 +109,8 @@ def convert(
     with PartFile(output, plan.file_bytes) as part:
         part.require_free_name(overwrite=overwrite)
         path = journal_path(part.path)
-        kept = _kept(part, path, identity, len(plan.objects)) if resume else None
+        found = None if part.is_empty() else read_journal(path, len(plan.objects))
+        kept = _kept(part, found, identity, resume=resume)
         _begin(part, path, kept)
         with Journal(path, identity, kept) as journal:
             run = _Run(plan, part, threads, block_bytes, journal)
@@ -141,10 +143,15 @@ def convert(
     return outcome
 
 
-def _kept(part: PartFile, path: Path, identity: Mapping[str, Any], objects: int) -> Kept | None:
+def _kept(part: PartFile, found: Kept | None, identity: Mapping[str, Any], *, resume: bool) -> Kept | None:
     """Returns what an interrupted run of the same conversion claims to have done, or None to start over."""
-    found = None if part.is_empty() else read_journal(path, objects)
-    if found is None:
+    if found is not None and found.shares:
+        part.keep()
+        raise PlanError(
+            f"{printable(str(part.path))} is prepared for a conversion in shares, which `run --plan` and `finalize` "
+            f"complete; remove {printable(str(part.path))}* to give it up"
+        )
+    if found is None or not resume:
         return None
     if changed := differences(found.identity, identity):
         part.keep()

@@ -1,8 +1,8 @@
 """What of a part file is proven done: a header that says for which conversion, then one line per object.
 
-One writer appends to one journal; writers of separate shares of one part file have a journal each, of this same
-form. A line is written only after the object's bytes are on the disk, and names their digest, so that a reader
-checks instead of trusting. Every run that goes on with a journal says so in a line of its own.
+One writer appends to one journal; writers of separate shares of one part file have a journal each
+(`share_journal`). A line is written only after the object's bytes are on the disk, and names their digest, so
+that a reader checks instead of trusting. Every run that goes on with a journal says so in a line of its own.
 
 Source: cli.md, exit code 75 and `--resume`.
 """
@@ -27,25 +27,29 @@ MAX_LINES_PER_OBJECT = 4
 MAX_OTHER_LINES = 1024
 SHOWN_MEMBERS = 3
 
-_SHA256 = re.compile("[0-9a-f]{64}")
+SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
     """What a journal says of an interrupted run. None of it is trusted: `claims` are hashed by the caller.
 
-    `claims` maps the index of an object to the SHA-256 of its bytes; `nbytes` is where the sound lines end.
+    `claims` maps the index of an object to the SHA-256 of its bytes; `nbytes` is where the sound lines end;
+    `shares` tells that the file was prepared for shares, whose claims are in journals of their own.
     """
 
     identity: Mapping[str, Any]
     claims: Mapping[int, str]
     nbytes: int
+    shares: bool = False
 
 
 class Journal:
     """An open journal; use as a context manager."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], kept: Kept | None = None) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], kept: Kept | None = None, *, shares: bool = False
+    ) -> None:
         """Begins a journal, or goes on behind the sound lines of the one that was read.
 
         Raises:
@@ -55,7 +59,9 @@ class Journal:
         header: dict[str, Any] = {"writer": writer_identity()}
         if kept is None:
             header = {"schema": JOURNAL_SCHEMA, **header, "identity": identity}
-        data = _encoded([header])
+            if shares:
+                header["shares"] = True
+        data = encoded([header])
         try:
             if kept is None:
                 self._fd = make_own(path, os.O_APPEND)
@@ -86,7 +92,7 @@ class Journal:
 
     def record(self, entries: Iterable[tuple[int, str]]) -> None:
         """Appends (object index, SHA-256) of objects whose bytes are already synced, and syncs the lines."""
-        self._append(_encoded([{"object": index, "sha256": digest} for index, digest in entries]))
+        self._append(encoded([{"object": index, "sha256": digest} for index, digest in entries]))
 
     def discard(self) -> None:
         """Removes the journal."""
@@ -112,7 +118,8 @@ class Journal:
         return OutputError(f"cannot write {printable(str(self.path))} ({nbytes} bytes): {error.strerror}")
 
 
-def _encoded(lines: Iterable[Mapping[str, Any]]) -> bytes:
+def encoded(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    """Returns the lines of a journal."""
     return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
 
 
@@ -132,7 +139,7 @@ def read_journal(path: Path, objects: int) -> Kept | None:
 
     It ends at the first line that is torn, as a power cut leaves it, or that is no claim.
     """
-    found = None
+    found, shares = None, False
     claims: dict[int, str] = {}
     end = 0
     with contextlib.suppress(OSError):
@@ -140,16 +147,16 @@ def read_journal(path: Path, objects: int) -> Kept | None:
             if found is None:
                 if line.get("schema") != JOURNAL_SCHEMA or not isinstance(line.get("identity"), dict):
                     return None
-                found = line["identity"]
+                found, shares = line["identity"], line.get("shares") is True
             elif line.keys() != {"writer"}:
                 index, digest = line.get("object"), line.get("sha256")
                 if type(index) is not int or not 0 <= index < objects:
                     break
-                if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+                if not isinstance(digest, str) or not SHA256.fullmatch(digest):
                     break
                 claims[index] = digest
             end = position
-    return None if found is None else Kept(found, claims, end)
+    return None if found is None else Kept(found, claims, end, shares)
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

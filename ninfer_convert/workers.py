@@ -5,10 +5,11 @@ Owns the threads and the one lock. Refuses to know what is done.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
 
 Task = TypeVar("Task")
@@ -56,5 +57,9 @@ def for_each(
             for future in futures:
                 future.result()
         finally:
-            # also when this thread was interrupted: the others finish their task and no more
+            # also when this thread was interrupted, and however often: the others finish their task and no more
             stop.set()
+            for future in futures:
+                while not future.done():
+                    with contextlib.suppress(KeyboardInterrupt):
+                        wait([future])

@@ -35,7 +35,9 @@ MAX_CALL_BYTES = 1 << 30
 MAX_HOLDER_LINES = 1_000_000
 """Of the journal of a process that holds the output, when all that is wanted is the name of that process."""
 
-_NO_LOCKS = (*MISSING_CALL, errno.ENOLCK)
+NO_LOCKS = (*MISSING_CALL, errno.ENOLCK)
+"""What a file system without locks answers to the taking of one."""
+
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
@@ -168,17 +170,17 @@ class PartFile:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OutputError(
-                f"{printable(str(self.output))} is being written by {_named(self._holder())}, which holds "
+                f"{printable(str(self.output))} is being written by {named_writer(self._holder())}, which holds "
                 f"{printable(str(self.path))}"
             ) from error
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise OutputError(f"cannot lock {printable(str(self.path))}: {error.strerror}") from error
             # Without locks the file itself is the lock; only its making is exclusive then.
             if not is_made and not _is_over(holder := self._holder()):
                 raise OutputError(
-                    f"{printable(str(self.path))} was left by {_named(holder)}, and its file system has no locks to "
-                    "tell whether that still runs; remove the file if it does not"
+                    f"{printable(str(self.path))} was left by {named_writer(holder)}, and its file system has no locks "
+                    "to tell whether that still runs; remove the file if it does not"
                 ) from error
 
     def _is_current(self, fd: int) -> bool:
@@ -189,7 +191,8 @@ class PartFile:
         found: Mapping[str, Any] | None = None
         with contextlib.suppress(OSError):
             for line, _ in read_lines(self.path.with_name(self.path.name + JOURNAL_SUFFIX), MAX_HOLDER_LINES):
-                found = line.get("writer", found)
+                # Who prepared a file for shares does not write them.
+                found = None if "shares" in line else line.get("writer", found)
         return found if isinstance(found, Mapping) else None
 
     def _reserve(self, keep_content: bool) -> None:
@@ -222,29 +225,14 @@ class PartFile:
 
     def write(self, offset: int, data: Any) -> None:
         """Writes a contiguous buffer at a file offset, looping over short writes. Safe from any thread."""
-        view = memoryview(data).cast("B")
         with self._failing("write"):
-            while view:
-                try:
-                    count = os.pwrite(self._fd, view[:MAX_CALL_BYTES], offset)
-                except InterruptedError:
-                    continue
-                if count == 0:
-                    raise OSError(errno.ENOSPC, "nothing more is taken")
-                view, offset = view[count:], offset + count
+            write_at(self._fd, offset, data)
 
     def read_into(self, offset: int, out: Any) -> None:
         """Fills a buffer with what was written at a file offset. Safe from any thread."""
-        view = memoryview(out).cast("B")
         with self._failing("read back"):
-            while view:
-                try:
-                    count = os.preadv(self._fd, [view[:MAX_CALL_BYTES]], offset)
-                except InterruptedError:
-                    continue
-                if count == 0:
-                    raise OutputError(f"{printable(str(self.path))} was truncated at {offset} by another process")
-                view, offset = view[count:], offset + count
+            if (end := read_at(self._fd, offset, out)) is not None:
+                raise OutputError(f"{printable(str(self.path))} was truncated at {end} by another process")
 
     def sync(self) -> None:
         """Starts and awaits the writing of everything so far to the disk."""
@@ -325,12 +313,48 @@ class PartFile:
             os.close(fd)
 
 
+def write_at(fd: int, offset: int, data: Any) -> None:
+    """Writes a contiguous buffer at a file offset, looping over short writes.
+
+    Raises:
+        OSError: a call failed.
+    """
+    view = memoryview(data).cast("B")
+    while view:
+        try:
+            count = os.pwrite(fd, view[:MAX_CALL_BYTES], offset)
+        except InterruptedError:
+            continue
+        if count == 0:
+            raise OSError(errno.ENOSPC, "nothing more is taken")
+        view, offset = view[count:], offset + count
+
+
+def read_at(fd: int, offset: int, out: Any) -> int | None:
+    """Fills a buffer from a file offset; returns where the file ends if that is before the buffer does.
+
+    Raises:
+        OSError: a call failed.
+    """
+    view = memoryview(out).cast("B")
+    while view:
+        try:
+            count = os.preadv(fd, [view[:MAX_CALL_BYTES]], offset)
+        except InterruptedError:
+            continue
+        if count == 0:
+            return offset
+        view, offset = view[count:], offset + count
+    return None
+
+
 def writer_identity() -> dict[str, Any]:
     """Returns what a journal says of the process that writes it."""
     return {"pid": os.getpid(), "host": platform.node()}
 
 
-def _named(holder: Mapping[str, Any] | None) -> str:
+def named_writer(holder: Mapping[str, Any] | None) -> str:
+    """Returns what a message calls the process that a journal names."""
     if holder is None or type(holder.get("pid")) is not int:
         return "another process"
     return f"process {holder['pid']} on {printable(str(holder.get('host'))[:80])}"

@@ -56,6 +56,16 @@ def test_a_cgroup_quota_bounds_the_threads(monkeypatch: pytest.MonkeyPatch, quot
     assert allowance.allowed_threads() == threads
 
 
+@pytest.mark.parametrize(
+    ("given", "threads"), [("2", 2), ("1", 1), ("3", 3), ("64", 3), ("0", 3), ("", 3), ("two", 3), ("-1", 3)]
+)
+def test_what_slurm_gave_a_task_bounds_the_threads(monkeypatch: pytest.MonkeyPatch, given: str, threads: int) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", given)
+    _pretend(monkeypatch, {})
+    assert allowance.allowed_threads() == threads
+
+
 def test_the_default_memory_is_a_gibibyte_or_eighty_percent_of_a_tighter_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     _pretend(monkeypatch, {})
