@@ -101,7 +101,11 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
         "converter": __version__,
         "kernels": kernel_digest(),
         "sources": {
-            name: [[file.name, file.size, file.mtime_ns, file.header_sha256] for file in checkpoint.files.values()]
+            # A digest from the hub says more than a time, which is another one wherever the file was fetched to.
+            name: [
+                [file.name, file.size, file.sha256 or file.mtime_ns, file.header_sha256]
+                for file in checkpoint.files.values()
+            ]
             for name, checkpoint in plan.sources.items()
         },
         "prefixes": {name: dict(checkpoint.applied_prefixes) for name, checkpoint in plan.sources.items()},

@@ -22,6 +22,7 @@ ROWS = [
     "layout",
     "rules",
     "allowance",
+    "cluster_env",
     "expression",
     "recipe",
     "recipe_problems",
@@ -71,6 +72,13 @@ ROWS = [
     "tasks",
     "budget",
     "convert",
+    "intervals",
+    "digests",
+    "plan_file",
+    "cuts",
+    "share_journal",
+    "shares",
+    "finalize",
     "reader",
     "decode",
     "inspection",
@@ -120,7 +128,10 @@ READ_SIDE = {
     "page_data",
     "page",
 }
-WRITE_SIDE = {"kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "tasks", "convert"}
+WRITE_SIDE = {
+    *("kernel_cache", "kernels", "encode", "pack", "own_files", "writer", "journal", "block_maker", "tasks"),
+    *("convert", "share_journal", "shares", "finalize"),
+}
 ONLY_IN = {"numba": {"kernels", "kernel_cache"}, "huggingface_hub": {"hub"}, "click": {"cli"}, "tqdm": {"cli"}}
 
 

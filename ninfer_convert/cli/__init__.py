@@ -22,6 +22,8 @@ from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputErr
 COMMANDS = {
     "run": ("ninfer_convert.cli.convert:run", "Convert a checkpoint by a recipe into one .ninfer artifact."),
     "plan": ("ninfer_convert.cli.convert:plan", "Check a conversion and show what it would write."),
+    "prepare": ("ninfer_convert.cli.shares:prepare", "Make the part file for a conversion in shares."),
+    "finalize": ("ninfer_convert.cli.shares:finalize", "Check the shares of a conversion and publish it."),
     "verify": ("ninfer_convert.cli.artifact:verify", "Check every byte of an artifact."),
     "inspect": ("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
     "compare": ("ninfer_convert.cli.compare:compare", "Compare an artifact with another, or with its source."),

@@ -21,6 +21,7 @@ from ninfer_convert.cli.options import (
     size_text,
     source_options,
     threads_option,
+    where_options,
 )
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.journal import journal_path
@@ -31,8 +32,11 @@ from ninfer_convert.writer import require_output
 
 
 @click.command()
-@source_options
-@click.option("-o", "--output", required=True, metavar="OUT.ninfer", type=click.Path(path_type=Path))
+@click.argument("recipe_name", metavar="RECIPE", required=False)
+@where_options
+@click.option("-o", "--output", metavar="OUT.ninfer", type=click.Path(path_type=Path), help="Where it goes; required.")
+@click.option("--plan", "plan_name", metavar="PLAN.json", help="What `plan -o` wrote, in place of RECIPE and all else.")
+@click.option("--shard", metavar="I/N|auto", help="With --plan: the share to make, I from 0; see `prepare --help`.")
 @threads_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing OUT when the new one is complete.")
 @click.option("--resume", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
@@ -46,13 +50,17 @@ from ninfer_convert.writer import require_output
 @click.option("--dry-run", is_flag=True, help="Stop after the plan.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print the plan's notes.")
+@click.pass_context
 def run(
-    recipe_name: str,
+    context: click.Context,
+    recipe_name: str | None,
     sources: tuple[str, ...],
     inputs: tuple[str, ...],
     prefixes: tuple[str, ...],
     unpinned: bool,
-    output: Path,
+    output: Path | None,
+    plan_name: str | None,
+    shard: str | None,
     threads: int | None,
     max_memory: str | None,
     overwrite: bool,
@@ -73,6 +81,14 @@ def run(
     ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
         --input ranking=ranking.bin -o qwen3_6_27b.ninfer
     """
+    if plan_name is not None or shard is not None:
+        from ninfer_convert.cli.shares import run_shard
+
+        run_shard(context)
+        return
+    if recipe_name is None or output is None:
+        missing = "recipe_name" if recipe_name is None else "output"
+        raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
     report_path = report_option or output.with_name(output.name + ".conversion.json")
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
     if verify_source and dry_run:
@@ -149,6 +165,10 @@ def _convert(
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as one JSON document.")
 @click.option("--objects", "with_objects", is_flag=True, help="List every object.")
 @click.option("--deep", is_flag=True, help="Also read and check every value.")
+@click.option("-o", "plan_path", metavar="PLAN.json", type=click.Path(path_type=Path),
+              help="Also write the plan to a file, for `prepare`; with --output.")
+@click.option("--output", metavar="OUT.ninfer", type=click.Path(path_type=Path),
+              help="Where the artifact of PLAN.json goes.")
 def plan(
     recipe_name: str,
     sources: tuple[str, ...],
@@ -160,8 +180,12 @@ def plan(
     as_json: bool,
     with_objects: bool,
     deep: bool,
+    plan_path: Path | None,
+    output: Path | None,
 ) -> None:
     """Check a conversion and show what it would write, without writing it."""
+    if (plan_path is None) != (output is None):
+        raise UsageError("-o PLAN.json and --output OUT.ninfer go together")
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
     with planned(recipe_name, sources, inputs, prefixes, unpinned, "values" if deep else "headers") as made:
         if deep:
@@ -170,6 +194,10 @@ def plan(
 
             with progress("scanning", quiet=as_json) as show:
                 scan(made, threads=workers, block_bytes=block_bytes(made, workers, memory), progress=show)
+        if plan_path is not None and output is not None:
+            from ninfer_convert.cli.shares import save_plan
+
+            save_plan(made, plan_path, output, recipe_name, prefixes, unpinned=unpinned)
         if as_json:
             print_json(_document(made, workers, memory))
             return
