@@ -635,8 +635,8 @@ def test_a_broken_structure_is_told_alone(copy: Path, verified: Callable[..., An
     ("content", "code", "message"),
     [
         (None, 74, "cannot be read: No such file or directory"),
-        ("{", 1, "is not valid JSON"),
-        ("[]", 1, "is not a JSON object"),
+        ("{", 1, "not JSON: "),
+        ("[]", 1, "required: a JSON object"),
     ],
 )
 def test_a_report_that_cannot_be_read_is_told_before_anything_is_read(

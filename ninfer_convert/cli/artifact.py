@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ import click
 
 from ninfer_convert.allowance import MAX_THREADS
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, size_text, where_options
-from ninfer_convert.errors import ArtifactError, OutputError, UsageError, printable
+from ninfer_convert.errors import ArtifactError, OutputError, SourceError, UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
@@ -224,14 +223,12 @@ def report_beside(artifact: Path) -> dict[str, Any] | None:
 
 def load_report(path: Path) -> dict[str, Any]:
     """Returns a conversion report; nothing of it is believed yet but that it is a JSON object."""
+    from ninfer_convert.source_io import read_small
+    from ninfer_convert.strict_json import load_object
+
+    if not path.exists():
+        raise OutputError(f"{printable(str(path))}: cannot be read: No such file or directory")
     try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            raise ArtifactError(f"{printable(str(path))} is larger than a report can be ({MAX_REPORT_BYTES} bytes)")
-        document = json.loads(path.read_bytes())
-    except OSError as error:
-        raise OutputError(f"{printable(str(path))}: cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ArtifactError(f"{printable(str(path))} is not valid JSON") from error
-    if not isinstance(document, dict):
-        raise ArtifactError(f"{printable(str(path))} is not a JSON object")
-    return document
+        return load_object(read_small(os.fspath(path), MAX_REPORT_BYTES), printable(str(path)), lenient=True)
+    except SourceError as error:
+        raise ArtifactError(*error.messages) from error
