@@ -19,10 +19,12 @@ import numpy as np
 import pytest
 from checkpoints import write_directory, write_safetensors
 from commands import COMMAND, environment, run, start
+from miniatures import ROOT
 from oracle import container
 from pipeline import converted, planned
 from reference import Reference, sha256
 
+from ninfer_convert import cli
 from ninfer_convert.block_maker import BlockMaker
 from ninfer_convert.convert import convert
 from ninfer_convert.errors import EncodeError, SourceError
@@ -661,6 +663,53 @@ def test_an_interrupted_run_says_so_and_the_same_command_gives_the_undisturbed_b
     assert (done.code, done.out.split()[0]) == (0, long_run["digest"])
     assert sha256(output) == long_run["digest"]
     assert names(tmp_path) == ["x.ninfer", "x.ninfer.conversion.json"]
+
+
+def test_more_signals_while_the_first_is_answered_change_nothing(long_run: Mapping[str, Any], tmp_path: Path) -> None:
+    output = tmp_path / "x.ninfer"
+    process = started(long_run["arguments"], output)
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.03)
+    assert process.returncode == 75
+    assert "Traceback" not in process.communicate()[1]
+    assert not output.exists()
+    assert run(*long_run["arguments"], "-o", output).out.split()[0] == long_run["digest"]
+
+
+@pytest.mark.parametrize("outcome", [0, 1, KeyboardInterrupt])
+def test_signals_that_come_when_the_outcome_is_known_are_ignored(
+    monkeypatch: pytest.MonkeyPatch, outcome: int | type[BaseException]
+) -> None:
+    def ended() -> int:
+        if isinstance(outcome, int):
+            return outcome
+        raise outcome
+
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(cli, "_run", ended)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert caught.value.code == (outcome if isinstance(outcome, int) else 75)
+    assert handlers == dict.fromkeys((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
+
+
+def test_an_interrupt_inside_an_executed_text_keeps_the_exit_code(tmp_path: Path) -> None:
+    # Dataclasses are made that way, so importing is full of it.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import ninfer_convert.cli\n"
+        "def interrupted():\n"
+        "    try:\n"
+        "        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt:\n"
+        "        return 75\n"
+        "ninfer_convert.cli._run = interrupted\n",
+        encoding="utf-8",
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run([*COMMAND], env=environment(PYTHONPATH=path), check=False)
+    assert done.returncode == 75
 
 
 def test_a_killed_run_leaves_no_artifact_and_does_not_block_the_next(

@@ -89,7 +89,18 @@ def main() -> None:
         # What a parent has told us to ignore, as nohup does, stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
-    sys.exit(_run())
+    try:
+        code = _run()
+    except KeyboardInterrupt:
+        # Another signal, while the first one was being answered.
+        code = INTERRUPTED_EXIT_CODE
+    # The outcome stands: a signal that comes while the interpreter winds up must not replace the exit code.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    # Under `python -m` an interrupt that passed through exec of a text ends the process as signal 2, caught or not,
+    # unless another text is executed afterwards.
+    exec("")
+    sys.exit(code)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
