@@ -30,7 +30,7 @@ def test_sizes_are_read_as_people_write_them(text: str, nbytes: int) -> None:
     assert allowance.parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "1XB", "1e9", "١GiB" + "x"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "1XB", "1e9", "\u0661GiBx"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size; write for example 256MiB"):
         allowance.parse_size(text)
