@@ -16,14 +16,17 @@ import numpy as np
 import pytest
 from checkpoints import write_directory
 from commands import run, source_arguments
-from miniatures import ROOT
+from miniatures import ROOT, Miniatures
 from pipeline import converted, planned, stand_in_places
 
 from ninfer_convert import block_maker, recheck, value
+from ninfer_convert.compare import compare_with_source
 from ninfer_convert.container import TensorRecord
 from ninfer_convert.errors import OutputError
+from ninfer_convert.plan import PlannedTensor
 from ninfer_convert.reader import Artifact
 from ninfer_convert.recheck import Recheck, recheck_artifact
+from ninfer_convert.recipe_loader import load_recipe
 from ninfer_convert.stand_in import StandIn
 from ninfer_convert.verify import Problem
 
@@ -100,6 +103,27 @@ def test_a_real_checkpoint_is_made_again(minilm: Path, tmp_path: Path) -> None:
         found = recheck_artifact(artifact, plan)
     assert (found.objects, found.problems) == (97, ())
     assert found.nbytes == found.total_bytes > 20_000_000
+
+
+@pytest.mark.parametrize(
+    "name", ["qwen3.6-27b/groupwise-int", "qwen3.6-27b/nvfp4", "qwen3.8-27b/nvfp4", "examples/text-only"]
+)
+def test_every_kind_of_expression_is_made_again(miniatures: Miniatures, tmp_path: Path, name: str) -> None:
+    recipe = miniatures.recipes / f"{name}.yaml"
+    model = name.partition("/")[0] if name.startswith("qwen") else "qwen3.6-27b"
+    places, inputs = stand_in_places(miniatures.models[model])
+    sources = load_recipe(recipe).sources
+    converted(recipe, tmp_path / "a.ninfer", {key: places[key] for key in sources}, inputs)
+    with planned(recipe, {key: places[key] for key in sources}, inputs) as plan:
+        with Artifact.open(tmp_path / "a.ninfer") as artifact:
+            found = recheck_artifact(artifact, plan)
+            assert (found.objects, found.problems) == (len(plan.objects), ())
+            assert found.nbytes == found.total_bytes
+            losses = compare_with_source(artifact, plan)
+    lossy = {item.format for item in losses.objects if item.loss.differing}
+    copied = {"NVFP4", "BF16", "FP32", "I32"} | ({"FP8_E4M3FN_ROW_BF16S"} if name == "qwen3.6-27b/nvfp4" else set())
+    assert lossy.isdisjoint(copied)
+    assert len(losses.objects) == sum(isinstance(item, PlannedTensor) for item in plan.objects)
 
 
 def test_every_single_byte_flip_in_every_kind_of_plane_is_found(demo: StandIn, copy: Path) -> None:
