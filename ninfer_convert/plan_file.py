@@ -20,6 +20,7 @@ from ninfer_convert.journal import differences
 from ninfer_convert.own_files import write_file
 from ninfer_convert.plan import Plan
 from ninfer_convert.provenance import plan_identity, totals
+from ninfer_convert.source import Checkpoint
 
 SCHEMA = 1
 KIND = "ninfer-convert plan"
@@ -57,7 +58,7 @@ def plan_file(
     return PlanFile(
         os.fspath(path),
         recipe,
-        {name: _absolute(checkpoint.location) for name, checkpoint in plan.sources.items()},
+        {name: _place(checkpoint) for name, checkpoint in plan.sources.items()},
         {name: os.path.abspath(place) for name, place in plan.inputs.items()},
         prefixes,
         unpinned,
@@ -67,8 +68,9 @@ def plan_file(
     )
 
 
-def _absolute(location: str) -> str:
-    return location if "://" in location else os.path.abspath(location)
+def _place(checkpoint: Checkpoint) -> str:
+    """Returns where every machine finds a checkpoint: on the hub at its commit, else by its absolute path."""
+    return checkpoint.origin.location if checkpoint.origin else os.path.abspath(checkpoint.location)
 
 
 def write_plan_file(file: PlanFile, plan: Plan) -> None:
@@ -121,7 +123,7 @@ def read_plan_file(path: str) -> PlanFile:
                 _text(document["recipe"]),
                 _texts(document["sources"]),
                 _texts(document["inputs"]),
-                tuple(map(_text, document["prefixes"])),
+                tuple(map(_text, _list(document["prefixes"]))),
                 document["unpinned"],
                 Path(_text(document["output"])),
                 Path(_text(document["report"])),
@@ -133,6 +135,12 @@ def read_plan_file(path: str) -> PlanFile:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise TypeError("no text")
+    return value
+
+
+def _list(value: object) -> list[object]:
+    if not isinstance(value, list):
+        raise TypeError("no list")
     return value
 
 
