@@ -688,6 +688,7 @@ def test_signals_that_come_when_the_outcome_is_known_are_ignored(
 
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(cli, "_run", ended)
+    monkeypatch.setattr(cli, "_outcome_stands", False)
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     with pytest.raises(SystemExit) as caught:
         cli.main()

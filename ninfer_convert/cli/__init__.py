@@ -36,6 +36,10 @@ COMMANDS = {
 """Every command: where it lives, and its line in `--help`."""
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_outcome_stands = False
+
+
 class _EndedError(Exception):
     """Carries what ended a command past click, which would give a broken pipe exit code 1."""
 
@@ -85,17 +89,19 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in SIGNALS:
         # What a parent has told us to ignore, as nohup does, stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    global _outcome_stands
     try:
         code = _run()
     except KeyboardInterrupt:
         # Another signal, while the first one was being answered.
         code = INTERRUPTED_EXIT_CODE
-    # The outcome stands: a signal that comes while the interpreter winds up must not replace the exit code.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    # A signal that comes while the interpreter winds up must not replace the exit code.
+    _outcome_stands = True
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     # Under `python -m` an interrupt that passed through exec of a text ends the process as signal 2, caught or not,
     # unless another text is executed afterwards.
@@ -104,7 +110,8 @@ def main() -> None:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    if not _outcome_stands:
+        raise KeyboardInterrupt
 
 
 def _run() -> int:
