@@ -10,7 +10,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +42,7 @@ class Repo:
 
     Attributes:
         status: answered to everything, with the hub's error code, when it is not 0.
+        missing: files that are listed nowhere and cannot be had.
         listed: SHA-256 that is listed instead of the true one, by file.
         cut: bytes after which the connection breaks, by file; as often as `cuts` says.
         slow: seconds before an answer.
@@ -54,6 +54,7 @@ class Repo:
     refs: Mapping[str, str] = field(default_factory=dict)
     status: int = 0
     code: str = ""
+    missing: tuple[str, ...] = ()
     listed: dict[str, str] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     cuts: int = 0
@@ -66,7 +67,8 @@ class Repo:
 
     def names(self) -> list[str]:
         paths = (path for path in sorted(self.directory.rglob("*")) if path.is_file())
-        return [path.relative_to(self.directory).as_posix() for path in paths]
+        names = [path.relative_to(self.directory).as_posix() for path in paths]
+        return [name for name in names if name not in self.missing]
 
     def is_lfs(self, name: str) -> bool:
         return name.endswith(".safetensors") or (self.directory / name).stat().st_size >= LFS_BYTES
@@ -90,12 +92,16 @@ class Repo:
 
 
 class Hub:
-    """The servers of the interface and of LFS files; `requests` are (method, path, bytes sent) in order."""
+    """The servers of the interface and of LFS files.
+
+    `requests` are (method, path, bytes sent) in order, `authorized` the paths of those that carried a token.
+    """
 
     def __init__(self) -> None:
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str, int]] = []
-        self.lock = threading.Lock()
+        self.authorized: list[str] = []
+        self.lock, self.closing = threading.Lock(), threading.Event()
         hub = self
 
         class Handler(_Handler):
@@ -118,6 +124,7 @@ class Hub:
         return [path for _, path, _ in self.requests if part in path]
 
     def close(self) -> None:
+        self.closing.set()
         for server, thread in zip(self.servers, self.threads, strict=True):
             server.shutdown()
             server.server_close()
@@ -145,6 +152,10 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer()
 
+    def do_CONNECT(self) -> None:
+        """Refuses, as a proxy."""
+        self._error(403, "", "not through here")
+
     def log_message(self, *_: object) -> None:
         """Keeps quiet."""
 
@@ -158,6 +169,8 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             with self.owner.lock:
                 self.owner.requests.append((self.command, path, self.sent))
+                if "Authorization" in self.headers:
+                    self.owner.authorized.append(path)
 
     def _route(self, path: str) -> None:
         if found := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
@@ -180,7 +193,7 @@ class _Handler(BaseHTTPRequestHandler):
         if repo is None:
             self._error(404, "RepoNotFound", "Repository not found")
             return None
-        time.sleep(repo.slow)
+        self.owner.closing.wait(repo.slow)
         if repo.status:
             self._error(repo.status, repo.code, "Access to model is restricted" if repo.code == "GatedRepo" else "No")
             return None
