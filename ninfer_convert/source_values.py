@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.decode import E4M3FN_VALUES, bf16_values, block_scaled_values, f16_values
+from ninfer_convert.decode import codes as codes_of
+from ninfer_convert.formats import NVFP4
 from ninfer_convert.plan import FLOAT_DTYPES, PlannedTensor
 from ninfer_convert.transform import Words
 from ninfer_convert.value import Converted, Gathered, Identical, Joined, Reshaped, Sliced, Transposed, Value
@@ -56,7 +58,7 @@ class SourceValues:
                 multipliers = bf16_values(scales.view("<u2").astype(np.uint16, copy=False))
                 rows: NDArray[np.float32] = E4M3FN_VALUES[codes] * multipliers[:, None]
             return rows.reshape(-1)
-        natural = np.stack((codes & 15, codes >> 4), axis=2).reshape(len(codes), -1)
+        natural = codes_of(NVFP4, self._k, {"code": codes}).view(np.uint8)
         return block_scaled_values(scales.reshape(-1, groups), natural, words.divisor).reshape(-1)
 
 
