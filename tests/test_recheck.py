@@ -583,6 +583,7 @@ def test_the_command_says_what_held(demo_artifact: Path, verified: Callable[...,
     done = verified(demo_artifact, "--report", report)
     total = sum(nbytes for kind in members(demo_artifact).values() for _, _, nbytes in kind)
     assert (done.code, done.err) == (0, "")
+    assert done.out.startswith(f"{demo_artifact} is valid: 56 objects, ")
     assert done.out.splitlines()[1:] == [
         "its directory is that of recipe demo",
         f"recomputed from the source: 56 objects, {total:,} bytes equal",
@@ -607,7 +608,9 @@ def test_the_command_names_what_did_not_hold(copy: Path, verified: Callable[...,
     flip(copy, place_of(copy, "text/draft_head", "base", 70), 0x0F)
     done = verified(copy, "--report", report)
     assert done.code == 1
-    assert done.out.splitlines()[1:] == ["its directory is that of recipe demo"]
+    well_formed, *others = done.out.splitlines()
+    assert well_formed.startswith(f"{copy} is well formed: 56 objects, ")
+    assert others == ["its directory is that of recipe demo"]
     recomputed, whole, digest = done.err.splitlines()
     assert recomputed.startswith("error: text/draft_head: recomputed: plane base, row 1, column 12: 0x")
     assert whole.startswith("error: digest: SHA-256 is ")
