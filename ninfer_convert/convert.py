@@ -200,6 +200,8 @@ class _Run:
     def __init__(
         self, plan: Plan, part: PartFile | None, threads: int, block_bytes: int, journal: Journal | None
     ) -> None:
+        if not plan.is_complete:
+            raise ValueError("a plan from headers alone cannot be carried out")
         self.plan, self.part, self.threads = plan, part, threads
         self.journal = journal
         self.stop = threading.Event()

@@ -13,9 +13,9 @@ import importlib
 import os
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -36,6 +36,8 @@ RETRIES = 3
 
 DOWNLOADS = 4
 """Files fetched into the cache at a time."""
+
+POLL_SECONDS = 0.05
 
 _LOCATION = re.compile(r"hf://([\w-][\w.-]*/[\w-][\w.-]*)(?:@([^@\s]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -88,9 +90,9 @@ def parse_location(where: str) -> HubLocation:
 
 def is_offline() -> bool:
     """Tells whether the user forbids the client to use the network."""
-    from huggingface_hub import is_offline_mode
+    from huggingface_hub import constants
 
-    return is_offline_mode()
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def cached_snapshot(location: HubLocation) -> tuple[str, str]:
@@ -146,8 +148,12 @@ class Repository:
         """
         return b"".join(self.pieces(name, begin, end))
 
-    def pieces(self, name: str, begin: int, end: int) -> Iterator[bytes]:
+    def pieces(
+        self, name: str, begin: int, end: int, is_stopped: Callable[[], bool] = lambda: False
+    ) -> Iterator[bytes]:
         """Yields the bytes `[begin, end)` of a file in order; a cut connection is taken up where it broke.
+
+        It ends early when `is_stopped` says so.
 
         Raises:
             NetworkError, SourceError: like `read`.
@@ -158,11 +164,15 @@ class Repository:
             before = begin
             try:
                 for piece in self._request(name, begin, end):
+                    if is_stopped():
+                        return
                     begin += len(piece)
                     yield piece
                 if begin < end:
                     raise EOFError(f"the connection ended {end - begin} bytes early")
             except (http_error, OSError, EOFError) as error:
+                if is_stopped():
+                    return
                 tries = RETRIES if begin > before else tries - 1
                 if tries < 0 or not _is_passing(error):
                     raise _failure(error, f"{self}/{printable(name)}", self.repo, self.requested) from error
@@ -184,26 +194,37 @@ class Repository:
         """
         from huggingface_hub import hf_hub_download
 
-        def get(name: str) -> str:
-            with _told(f"{self}/{printable(name)}", self.repo, self.requested):
-                return str(
-                    hf_hub_download(
-                        self.repo,
-                        name,
-                        revision=self.commit,
-                        library_name="ninfer-convert",
-                        library_version=__version__,
-                    )
-                )
+        names_left, paths = list(reversed(names)), dict[str, str]()
+        errors: list[BaseException] = []
+        lock = threading.Lock()
 
-        with ThreadPoolExecutor(DOWNLOADS) as pool:
-            jobs = [pool.submit(get, name) for name in names]
+        def work() -> None:
             try:
-                paths = [job.result() for job in jobs]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-        root = paths[0]
+                while not errors:
+                    with lock:
+                        name = names_left.pop() if names_left else None
+                    if name is None:
+                        return
+                    with _told(f"{self}/{printable(name)}", self.repo, self.requested):
+                        paths[name] = hf_hub_download(
+                            self.repo,
+                            name,
+                            revision=self.commit,
+                            library_name="ninfer-convert",
+                            library_version=__version__,
+                        )
+            except BaseException as error:
+                errors.append(error)
+
+        # Daemons, so that an interrupt does not wait for the end of a transfer.
+        threads = [threading.Thread(target=work, daemon=True) for _ in range(DOWNLOADS)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads) and not errors:
+            time.sleep(POLL_SECONDS)
+        if errors:
+            raise errors[0]
+        root = str(paths[names[0]])
         for _ in names[0].split("/"):
             root = os.path.dirname(root)
         return root

@@ -97,11 +97,11 @@ class RemoteCheckpoint(Checkpoint):
         except OSError as error:
             raise _unwritable(path, listed.size, error) from error
         try:
-            for piece in self.repository.pieces(file, 0, listed.size):
-                if is_stopped():
-                    raise Stopped
+            for piece in self.repository.pieces(file, 0, listed.size, is_stopped):
                 _write(descriptor, piece, path, listed.size)
                 digest.update(piece)
+            if is_stopped():
+                raise Stopped
             if digest.hexdigest() != expected:
                 raise SourceError(
                     f"{self.files[file].path}: the bytes that came have {digest.name} {digest.hexdigest()}; the hub "

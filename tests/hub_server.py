@@ -42,6 +42,8 @@ class Repo:
 
     Attributes:
         status: answered to everything, with the hub's error code, when it is not 0.
+        is_gated: whether only files are refused, as those of gated repositories are; everybody sees the list.
+        stalled: files that stop half-way until the server ends.
         missing: files that are listed nowhere and cannot be had.
         listed: SHA-256 that is listed instead of the true one, by file.
         cut: bytes after which the connection breaks, by file; as often as `cuts` says.
@@ -54,6 +56,8 @@ class Repo:
     refs: Mapping[str, str] = field(default_factory=dict)
     status: int = 0
     code: str = ""
+    is_gated: bool = False
+    stalled: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     listed: dict[str, str] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
@@ -101,7 +105,7 @@ class Hub:
         self.repos: dict[str, Repo] = {}
         self.requests: list[tuple[str, str, int]] = []
         self.authorized: list[str] = []
-        self.lock, self.closing = threading.Lock(), threading.Event()
+        self.lock, self.closing, self.stalled = threading.Lock(), threading.Event(), threading.Event()
         hub = self
 
         class Handler(_Handler):
@@ -209,6 +213,9 @@ class _Handler(BaseHTTPRequestHandler):
         if name not in repo.names():
             self._error(404, "EntryNotFound", "Entry not found", {"X-Repo-Commit": repo.commit})
             return
+        if repo.is_gated:
+            self._error(403, "GatedRepo", "Access to model is restricted")
+            return
         sha256, git = repo.digests(name)
         size = (repo.directory / name).stat().st_size
         headers = {"X-Repo-Commit": repo.commit, "ETag": f'"{git}"'}
@@ -241,6 +248,9 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(piece)
                 self.sent += len(piece)
                 begin += len(piece)
+                if name in repo.stalled and begin > size // 2:
+                    self.owner.stalled.set()
+                    self.owner.closing.wait()
 
     def _json(self, document: object) -> None:
         body = json.dumps(document).encode()

@@ -274,7 +274,10 @@ def plans(room: Room, places: Sequence[str]) -> list[Ran]:
 def test_a_refusal_keeps_its_own_cause(room: Room) -> None:
     for number, (status, code, _) in enumerate(REFUSALS):
         room.hub.repos[f"o/r{number}"] = Repo(room.repo.directory, status=status, code=code)
-    runs = plans(room, [f"hf://o/r{number}" for number in range(len(REFUSALS))])
+    room.hub.repos["o/gated"] = Repo(room.repo.directory, is_gated=True)
+    *runs, gated = plans(room, [*(f"hf://o/r{number}" for number in range(len(REFUSALS))), "hf://o/gated"])
+    assert gated.code == 1
+    assert "the repository is gated; ask for access at " in gated.err
     for number, (ran, (status, _, message)) in enumerate(zip(runs, REFUSALS, strict=True)):
         assert ran.code == (74 if status in (503, 429) else 1)
         assert len(ran.err.splitlines()) == 1
@@ -459,6 +462,21 @@ def test_a_cut_download_into_the_cache_is_a_failure_of_the_network(room: Room) -
     assert room.leftovers() == []
 
 
+@pytest.mark.parametrize("option", ["--quiet", "--stream"])
+def test_an_interrupt_does_not_wait_for_the_end_of_a_transfer(room: Room, option: str) -> None:
+    room.repo.stalled = (shard_name(2),)
+    room.variables["HF_HUB_DOWNLOAD_TIMEOUT"] = "3"
+    words = command("run", room.recipe, "--source", "hf://o/n", option, "-o", room.output)
+    process = start(words, room.environment())
+    assert room.hub.stalled.wait(60)
+    process.send_signal(signal.SIGTERM)
+    began = time.monotonic()
+    ran = finish(process)
+    assert ran.code == 75, ran.err
+    assert time.monotonic() - began < 10
+    assert not (room.root / "out.ninfer.part.shards").exists()
+
+
 # -- plans from headers ---------------------------------------------------------------------------------------------
 
 
@@ -503,7 +521,7 @@ def test_a_plan_of_the_hub_is_that_of_the_directory(room: Room) -> None:
 # -- streams --------------------------------------------------------------------------------------------------------
 
 WATCHED = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 from ninfer_convert import cli, convert, remote_source
 
 def die(number):
@@ -514,21 +532,23 @@ def die(number):
 
 Checkpoint = remote_source.RemoteCheckpoint
 bring, drop, here, most, count = Checkpoint.bring, Checkpoint.drop, {}, 0, 0
+lock = threading.Lock()
 
 def watched_bring(self, file, directory, is_stopped):
     global most, count
-    here[self.name, file] = self.files[file].size
-    held = [len([1 for name, _ in here if name == self.name]), sum(here.values())]
-    most = max(most, held[0])
-    count += 1
-    on_disk = {entry.name for entry in os.scandir(directory)}
-    assert on_disk == {other for _, other in here if other != file}, (on_disk, here)
+    with lock:
+        on_disk = {entry.name for entry in os.scandir(directory)}
+        assert on_disk == {other for _, other in here}, (on_disk, here)
+        here[self.name, file] = self.files[file].size
+        most = max(most, len([1 for name, _ in here if name == self.name]))
+        count += 1
     EVENT
     bring(self, file, directory, is_stopped)
 
 def watched_drop(self, file):
-    drop(self, file)
-    del here[self.name, file]
+    with lock:
+        drop(self, file)
+        del here[self.name, file]
 
 Checkpoint.bring, Checkpoint.drop = watched_bring, watched_drop
 convert.FLUSH_SECONDS = 0
