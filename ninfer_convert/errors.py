@@ -21,8 +21,9 @@ class ConvertError(Exception):
     def __init__(self, *messages: str) -> None:
         if not messages:
             raise TypeError("an error needs at least one message")
-        super().__init__("\n".join(messages))
-        self.messages: Sequence[str] = messages
+        # Names from files are escaped where a message is made of them; none that was forgotten gets further.
+        self.messages: Sequence[str] = tuple(map(printable, messages))
+        super().__init__("\n".join(self.messages))
 
 
 class UsageError(ConvertError):
@@ -66,7 +67,9 @@ INTERRUPTED_EXIT_CODE = 75
 
 
 def printable(text: str) -> str:
-    """Returns text safe to print on a terminal: control characters and lone surrogates are escaped."""
+    """Returns text safe to print on a terminal: control characters and lone surrogates are escaped, once."""
+    if text.isprintable():
+        return text
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape", "surrogatepass").decode()
         for character in text
