@@ -631,7 +631,8 @@ def long_run(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     converted(recipe, directory / "out", {"base": path})
     digest = sha256(directory / "out")
     (directory / "out").unlink()
-    return {"arguments": ["run", str(recipe), "--source", str(path)], "digest": digest}
+    # One thread, so that no machine is done before the signal comes.
+    return {"arguments": ["run", str(recipe), "--source", str(path), "--threads", "1"], "digest": digest}
 
 
 def started(arguments: list[str], output: Path) -> subprocess.Popen[str]:
