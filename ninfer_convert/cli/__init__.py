@@ -8,6 +8,7 @@ Source: cli.md.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import Any
 import click
 
 from ninfer_convert import __version__
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputError
 
 COMMANDS = {
@@ -120,7 +122,10 @@ def _run() -> int:
         sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
     except click.ClickException as error:
-        error.show()
+        # It repeats what was on the command line, such as the name of a file that a glob has found.
+        shown = io.StringIO()
+        error.show(shown)
+        say(shown.getvalue(), err=True, nl=False)
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
@@ -137,21 +142,21 @@ def _run() -> int:
 
 
 def _interrupted() -> int:
-    click.echo("interrupted; give the same command again", err=True)
+    say("interrupted; give the same command again", err=True)
     return INTERRUPTED_EXIT_CODE
 
 
 def _report(error: Exception) -> int:
     if isinstance(error, ConvertError):
         for message in error.messages[:SHOWN_MESSAGES]:
-            click.echo(f"error: {message}", err=True)
+            say(f"error: {message}", err=True)
         if len(error.messages) > SHOWN_MESSAGES:
-            click.echo(f"error: and {len(error.messages) - SHOWN_MESSAGES} more problems", err=True)
+            say(f"error: and {len(error.messages) - SHOWN_MESSAGES} more problems", err=True)
         return error.exit_code
     if isinstance(error, OSError):
         place = f"{os.fsdecode(error.filename)!r}: " if error.filename else ""
-        click.echo(f"error: {place}{error.strerror or error}", err=True)
+        say(f"error: {place}{error.strerror or error}", err=True)
         return OutputError.exit_code
     text = f"error: internal: {type(error).__name__}: {error} (NINFER_CONVERT_DEBUG=1 shows where)"
-    click.echo(text, err=True)
+    say(text, err=True)
     return ConvertError.exit_code

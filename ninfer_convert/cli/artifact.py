@@ -13,6 +13,7 @@ import click
 
 from ninfer_convert.allowance import MAX_THREADS
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, size_text, where_options
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import ArtifactError, OutputError, SourceError, UsageError, printable
 
 if TYPE_CHECKING:
@@ -172,15 +173,15 @@ def _advancing(show: Callable[[int, int], object] | None, total: int) -> Callabl
 
 def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequence[Problem]) -> None:
     for note in notes:
-        click.echo(f"note: {note}")
+        say(f"note: {note}")
     for problem in problems[:SHOWN_PROBLEMS]:
         name = "" if problem.object is None else f"{printable(problem.object)}: "
-        click.echo(f"error: {name}{problem.check}: {problem.detail}", err=True)
+        say(f"error: {name}{problem.check}: {problem.detail}", err=True)
     if len(problems) > SHOWN_PROBLEMS:
-        click.echo(f"error: and {len(problems) - SHOWN_PROBLEMS} more problems", err=True)
+        say(f"error: and {len(problems) - SHOWN_PROBLEMS} more problems", err=True)
     for check in checks:
         if not check.problems:
-            click.echo(check.else_verdict or check.verdict if problems else check.verdict)
+            say(check.else_verdict or check.verdict if problems else check.verdict)
 
 
 @click.command()
@@ -200,7 +201,7 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
             if as_json:
                 print_json(found)
             else:
-                click.echo(inspection.detail_text(found))
+                say(inspection.detail_text(found))
             return
         found = inspection.summary(opened)
     if patterns:
@@ -209,11 +210,11 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
     if as_json:
         print_json(found | ({"report": report} if report else {}))
         return
-    click.echo(inspection.summary_text(found))
+    say(inspection.summary_text(found))
     if report:
-        click.echo(inspection.report_text(report))
+        say(inspection.report_text(report))
     if listed or patterns:
-        click.echo(inspection.objects_text(found["objects"]))
+        say(inspection.objects_text(found["objects"]))
 
 
 def report_beside(artifact: Path) -> dict[str, Any] | None:

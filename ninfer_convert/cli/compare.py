@@ -11,6 +11,7 @@ import click
 
 from ninfer_convert.allowance import MAX_THREADS
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, where_options
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -78,9 +79,9 @@ def compare(
     document = {"artifact": identity, "recipe": recipe, "max_error": max_error, "exceeded": beyond}
     _print(found, document, as_json=as_json, as_csv=as_csv)
     for name in beyond[:SHOWN_TENSORS]:
-        click.echo(f"error: {printable(name)}: the relative error is above --max-error {max_error}", err=True)
+        say(f"error: {printable(name)}: the relative error is above --max-error {max_error}", err=True)
     if len(beyond) > SHOWN_TENSORS:
-        click.echo(f"error: and of {len(beyond) - SHOWN_TENSORS} more tensors", err=True)
+        say(f"error: and of {len(beyond) - SHOWN_TENSORS} more tensors", err=True)
     return 1 if beyond else 0
 
 
@@ -105,6 +106,6 @@ def _print(found: Comparison | Contrast, document: dict[str, Any], *, as_json: b
     if as_json:
         print_json(document | found.as_json())
     elif isinstance(found, Contrast):
-        click.echo(compare_text.contrast_csv(found) if as_csv else compare_text.contrast_text(found), nl=not as_csv)
+        say(compare_text.contrast_csv(found) if as_csv else compare_text.contrast_text(found), nl=not as_csv)
     else:
-        click.echo(compare_text.comparison_csv(found) if as_csv else compare_text.comparison_text(found), nl=not as_csv)
+        say(compare_text.comparison_csv(found) if as_csv else compare_text.comparison_text(found), nl=not as_csv)

@@ -23,6 +23,7 @@ from ninfer_convert.cli.options import (
     threads_option,
     where_options,
 )
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.journal import journal_path
 from ninfer_convert.own_files import PART_SUFFIX, replace_file
@@ -98,7 +99,7 @@ def run(
         _require_paths(plan, output, report_path, overwrite, default_report=report_option is None)
         if verbose:
             for note in plan.notes:
-                click.echo(f"note: {note}", err=True)
+                say(f"note: {note}", err=True)
         if dry_run:
             _print_summary(plan)
             return
@@ -116,9 +117,9 @@ def run(
         )
         if not quiet:
             name = printable(os.fspath(output))
-            click.echo(f"wrote {name}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
+            say(f"wrote {name}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
                        f"{outcome.seconds:.1f} s", err=True)
-            click.echo(f"{outcome.file_sha256}  {name}")
+            say(f"{outcome.file_sha256}  {name}")
 
 
 def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool, *, default_report: bool) -> None:
@@ -205,7 +206,7 @@ def plan(
             _print_objects(made)
         _print_summary(made)
         for note in made.notes:
-            click.echo(f"note: {note}")
+            say(f"note: {note}")
 
 
 def _document(made: Plan, workers: int, memory: int) -> dict[str, Any]:
@@ -223,19 +224,19 @@ def _print_objects(made: Plan) -> None:
             kind, shape = "raw-bytes-v1", ""
         else:
             kind, shape = item.numeric.name, "x".join(map(str, item.shape)) or "scalar"
-        click.echo(f"{item.offset:>14} {item.nbytes:>14} {kind:<21} {shape:<16} {item.name}")
+        say(f"{item.offset:>14} {item.nbytes:>14} {kind:<21} {shape:<16} {item.name}")
 
 
 def _print_summary(made: Plan) -> None:
     document = plan_json(made)
     totals = document["totals"]
     recipe = made.recipe
-    click.echo(f"{recipe.model_id}/{recipe.weights_id} by recipe {recipe.id}")
-    click.echo(f"  {totals['tensors']} tensors, {totals['resources']} resources")
+    say(f"{recipe.model_id}/{recipe.weights_id} by recipe {recipe.id}")
+    say(f"  {totals['tensors']} tensors, {totals['resources']} resources")
     for name, count in totals["formats"].items():
-        click.echo(f"    {count:>5} {name}")
-    click.echo(f"  reads  {size_text(totals['source_bytes'])}")
-    click.echo(f"  writes {size_text(totals['file_bytes'])}")
+        say(f"    {count:>5} {name}")
+    say(f"  reads  {size_text(totals['source_bytes'])}")
+    say(f"  writes {size_text(totals['file_bytes'])}")
     if "download_bytes" in totals:
         download, disk, stream = (size_text(totals[f"{key}_bytes"]) for key in ("download", "disk", "stream_disk"))
-        click.echo(f"  downloads {download}; takes {disk} of disk, with --stream {stream}")
+        say(f"  downloads {download}; takes {disk} of disk, with --stream {stream}")

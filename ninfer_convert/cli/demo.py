@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ninfer_convert.cli.options import size_text
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import ArtifactError, UsageError
 
 ARTIFACT = "demo.ninfer"
@@ -26,7 +27,7 @@ def demo(directory: Path) -> None:
 
     checkpoint = directory / "checkpoint"
     if checkpoint.exists():
-        click.echo(f"using {checkpoint}, made by an earlier demo")
+        say(f"using {checkpoint}, made by an earlier demo")
     elif directory.exists() and any(directory.iterdir()):
         raise UsageError(f"{directory} is not empty and holds no earlier demo; name another directory")
     else:
@@ -34,7 +35,7 @@ def demo(directory: Path) -> None:
             write_demo_checkpoint(Path(half) / "checkpoint")
             (Path(half) / "checkpoint").rename(checkpoint)
         files = [path for path in checkpoint.rglob("*") if path.is_file()]
-        click.echo(f"made {checkpoint}: {len(files)} files, {size_text(sum(path.stat().st_size for path in files))}")
+        say(f"made {checkpoint}: {len(files)} files, {size_text(sum(path.stat().st_size for path in files))}")
     _convert(directory, checkpoint)
 
 
@@ -52,14 +53,14 @@ def _convert(directory: Path, checkpoint: Path) -> None:
     arguments = ["demo", "-o", str(artifact), "--overwrite", "--input", f"ranking={checkpoint / RANKING_FILE}"]
     for name in ("base", "quantized"):
         arguments += ["--source", f"{name}={checkpoint / name}"]
-    click.echo(f"$ ninfer-convert run {shlex.join(arguments)}")
+    say(f"$ ninfer-convert run {shlex.join(arguments)}")
     run.main(arguments, standalone_mode=False)
-    click.echo(f"$ ninfer-convert verify {artifact}")
+    say(f"$ ninfer-convert verify {artifact}")
     found = verify_artifact(artifact)
     if not found.ok:
         raise ArtifactError(*(f"{problem.object}: {problem.check}: {problem.detail}" for problem in found.problems))
-    click.echo(f"{artifact} is valid: {found.objects} objects, {size_text(found.nbytes)} checked")
-    click.echo(
+    say(f"{artifact} is valid: {found.objects} objects, {size_text(found.nbytes)} checked")
+    say(
         "\nnext:\n"
         f"  ninfer-convert inspect {artifact} --objects\n"
         "  ninfer-convert recipe list\n"

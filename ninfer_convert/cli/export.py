@@ -8,6 +8,7 @@ import click
 
 from ninfer_convert.allowance import MAX_THREADS, parse_size
 from ninfer_convert.cli.options import chosen_threads, progress, size_text
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import printable
 
 
@@ -57,4 +58,4 @@ def export(
             progress=show,
         )
     for path in written:
-        click.echo(f"wrote {printable(str(path))}: {size_text(path.stat().st_size)}")
+        say(f"wrote {printable(str(path))}: {size_text(path.stat().st_size)}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from ninfer_convert import allowance
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def chosen_threads(threads: int | None) -> int:
     if threads is None:
         return allowed
     if threads > allowed:
-        click.echo(f"note: --threads {threads} is more than the {allowed} processors this process may use", err=True)
+        say(f"note: --threads {threads} is more than the {allowed} processors this process may use", err=True)
     return threads
 
 
@@ -113,15 +114,15 @@ def planned(
     }
 
     def tell(text: str) -> None:
-        click.echo(text, err=True)
+        say(text, err=True)
 
     with open_sources(recipe, wanted, files, access=access, unpinned=unpinned, tell=tell) as opened:
         plan = make_plan(recipe, opened, files, unpinned=unpinned)
         for warning in plan.warnings:
-            click.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}", err=True)
         if plan.waived:
             text = "do not match; accepted by --unpinned, listed by plan --json and in the report"
-            click.echo(f"warning: {len(plan.waived)} pins {text}", err=True)
+            say(f"warning: {len(plan.waived)} pins {text}", err=True)
         yield plan
 
 
@@ -172,7 +173,7 @@ def _prefix_rules(recipe: Recipe, texts: tuple[str, ...]) -> Mapping[str, dict[s
 
 def print_json(document: Any) -> None:
     """Prints exactly one JSON document."""
-    click.echo(json.dumps(document, ensure_ascii=True, indent=1))
+    click.echo(json.dumps(document, ensure_ascii=True, indent=1).replace("\x7f", "\\u007f"))
 
 
 def size_text(nbytes: int) -> str:
@@ -213,6 +214,6 @@ def _log_lines(verb: str) -> Callable[[int, int], None]:
         last = now
         rate = done / (now - started)
         left = (total - done) / rate
-        click.echo(f"{verb}: {done / total:.0%}, {rate / 2**20:.0f} MiB/s, {left:.0f} s left", err=True)
+        say(f"{verb}: {done / total:.0%}, {rate / 2**20:.0f} MiB/s, {left:.0f} s left", err=True)
 
     return show

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ninfer_convert.cli.options import print_json
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import printable
 from ninfer_convert.expression import Mark
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
@@ -47,7 +48,7 @@ def list_recipes(as_json: bool) -> None:
     width = max((len(name) for name, _ in loaded), default=0)
     for name, made in loaded:
         repos = ", ".join(f"{key} = {source.repo}" if source.repo else key for key, source in made.sources.items())
-        click.echo(f"{name:<{width}}  {len(made.objects):>5} objects  {repos}")
+        say(f"{name:<{width}}  {len(made.objects):>5} objects  {repos}")
 
 
 @recipe.command("check")
@@ -69,9 +70,9 @@ def check_recipe(recipe_name: str, as_json: bool) -> int:
         print_json({"ok": made is not None, "recipe": file, "objects": count, "problems": listed})
     elif made is None:
         for mark, text in problems:
-            click.echo(f"{mark}: {text}")
+            say(f"{mark}: {text}")
     else:
-        click.echo(f"{file}: {len(made.objects)} objects, {len(made.sources)} sources: no problems")
+        say(f"{file}: {len(made.objects)} objects, {len(made.sources)} sources: no problems")
     return 1 if made is None else 0
 
 
@@ -83,10 +84,10 @@ def formats(as_json: bool) -> None:
     if as_json:
         print_json(rows)
         return
-    click.echo(f"{'format':<22}{'bits':>6}  {'layout':<26}encoder")
+    say(f"{'format':<22}{'bits':>6}  {'layout':<26}encoder")
     for row in rows:
         encoders = ", ".join(row["encoders"]) or ("word copy" if row["format"] == "NVFP4" else "words as they are")
-        click.echo(f"{row['format']:<22}{row['bits_per_weight']:>6}  {row['layout']:<26}{encoders}")
+        say(f"{row['format']:<22}{row['bits_per_weight']:>6}  {row['layout']:<26}{encoders}")
 
 
 def _row(numeric: NumericFormat) -> dict[str, Any]:

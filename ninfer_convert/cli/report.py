@@ -10,6 +10,7 @@ import click
 
 from ninfer_convert.cli.artifact import load_report, report_beside
 from ninfer_convert.cli.options import progress, size_text
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -62,11 +63,11 @@ def report(
         with progress("reading scales", quiet=quiet) as show:
             content = page(first, second, show)
     write_file(output, content)
-    click.echo(f"wrote {printable(str(output))}: {size_text(len(content))}")
+    say(f"wrote {printable(str(output))}: {size_text(len(content))}")
 
 
 def _note_problems(*subjects: Subject) -> None:
     for subject in subjects:
         if (problem := subject.problem()) is not None:
             text = "the conversion report beside it is not of this artifact and is not used"
-            click.echo(f"note: {subject.artifact.path}: {text}: {problem}", err=True)
+            say(f"note: {subject.artifact.path}: {text}: {problem}", err=True)

@@ -22,6 +22,7 @@ from ninfer_convert.cli.options import (
     size_text,
     threads_option,
 )
+from ninfer_convert.cli.output import say
 from ninfer_convert.cluster_env import choose_share
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.own_files import replace_file
@@ -48,7 +49,7 @@ def save_plan(
     require_output(file.output, overwrite=False, protected=protected)
     require_output(path, overwrite=True, protected=protected)
     write_plan_file(file, made)
-    click.echo(f"wrote {printable(file.path)}; next: ninfer-convert prepare --plan {printable(file.path)}", err=True)
+    say(f"wrote {printable(file.path)}; next: ninfer-convert prepare --plan {printable(file.path)}", err=True)
 
 
 def _protected(made: Plan) -> list[Path]:
@@ -125,7 +126,7 @@ def run_shard(context: click.Context) -> None:
             return
         if given["verbose"]:
             for note in made.notes:
-                click.echo(f"note: {note}", err=True)
+                say(f"note: {note}", err=True)
         require_prepared(made, file.output, plan_name)
         with progress(f"share {share.name}", quiet=quiet) as show:
             outcome = run_share(
@@ -180,7 +181,7 @@ def finalize(plan_name: str, threads: int | None, max_memory: str | None, quiet:
                 quiet,
             )
     if not quiet:
-        click.echo(f"{outcome.file_sha256}  {_name(file)}")
+        say(f"{outcome.file_sha256}  {_name(file)}")
 
 
 def _report(made: Plan, outcome: Outcome, workers: int) -> dict[str, Any]:
@@ -205,4 +206,4 @@ def _name(file: PlanFile) -> str:
 
 def _say(text: str, quiet: bool) -> None:
     if not quiet:
-        click.echo(text, err=True)
+        say(text, err=True)
