@@ -48,7 +48,7 @@ class Repo:
         listed: SHA-256 that is listed instead of the true one, by file.
         cut: bytes after which the connection breaks, by file; as often as `cuts` says.
         slow: seconds before an answer.
-        is_hashed: whether digests are true; False lists a digest of the name, for files too large to hash.
+        is_hashed: whether digests of weights are true; False lists digests of their names, for files too large to hash.
     """
 
     directory: Path
@@ -79,7 +79,7 @@ class Repo:
 
     def digests(self, name: str) -> tuple[str, str]:
         path = self.directory / name
-        if not self.is_hashed and self.is_lfs(name):
+        if not self.is_hashed and name.endswith(".safetensors"):
             sha256, git = hashlib.sha256(name.encode()).hexdigest(), hashlib.sha1(name.encode()).hexdigest()
         else:
             status = path.stat()

@@ -21,11 +21,15 @@ from checkpoints import bf16, write_directory
 from hub_server import Hub, Repo, client_environment, serving
 from hypothesis import given
 from hypothesis import strategies as st
+from miniatures import RECIPES
+from pipeline import planned, stand_in_places
 
 from ninfer_convert.errors import OutputError, UsageError
 from ninfer_convert.hub import HubLocation, parse_location
-from ninfer_convert.stand_in import write_stand_in
+from ninfer_convert.plan import PlannedResource
+from ninfer_convert.stand_in import StandIn, write_stand_in
 from ninfer_convert.streaming import Shard, schedule, shard_directory
+from ninfer_convert.value import source_tensors
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
@@ -480,8 +484,14 @@ def test_an_interrupt_does_not_wait_for_the_end_of_a_transfer(room: Room, option
 # -- plans from headers ---------------------------------------------------------------------------------------------
 
 
-def test_a_plan_of_a_full_size_checkpoint_needs_few_requests_and_bytes(tmp_path: Path) -> None:
-    made = write_stand_in("qwen3.6-27b", tmp_path / "full")
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> StandIn:
+    """The full-shape stand-in of a model of 27B parameters, nearly all of it holes."""
+    return write_stand_in("qwen3.6-27b", tmp_path_factory.mktemp("full") / "checkpoint")
+
+
+def test_a_plan_of_a_full_size_checkpoint_needs_few_requests_and_bytes(full: StandIn, tmp_path: Path) -> None:
+    made = full
     with serving(base=Repo(made.base, is_hashed=False)) as hub:
         words = ("plan", "qwen3.6-27b/groupwise-int", "--source", "hf://o/base", "--input", f"ranking={made.ranking}")
         environment = client_environment(hub, tmp_path / "home")
@@ -696,6 +706,24 @@ def test_shards_in_a_chain_are_each_fetched_once(count: int, draw: Any) -> None:
         fetched += len(step.needs - here)
         here = step.held
     assert fetched == count
+
+
+@pytest.mark.parametrize("kind", ["groupwise-int", "nvfp4"])
+def test_the_recipes_for_qwen_fetch_every_shard_once(full: StandIn, kind: str) -> None:
+    places, inputs = stand_in_places(full)
+    needs: dict[int, frozenset[Shard]] = {}
+    with planned(RECIPES / "qwen3.6-27b" / f"{kind}.yaml", places, inputs) as plan:
+        for index, item in enumerate(plan.objects):
+            leaves = () if isinstance(item, PlannedResource) else item.leaves()
+            needs[index] = frozenset(Shard(leaf.source, leaf.info.file) for leaf in leaves)
+        for number, value in enumerate(plan.conditions):
+            needs[-1 - number] = frozenset(Shard(leaf.source, leaf.info.file) for leaf in source_tensors(value))
+    here: frozenset[Shard] = frozenset()
+    fetched: list[Shard] = []
+    for step in schedule(needs):
+        fetched += step.needs - here
+        here = step.held
+    assert len(fetched) == len(set(fetched)) == (15 if kind == "groupwise-int" else 19)
 
 
 def test_a_directory_for_shards_is_ours_empty_and_gone_afterwards(tmp_path: Path) -> None:
