@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -101,10 +101,7 @@ def cached_snapshot(location: HubLocation) -> tuple[str, str]:
     Raises:
         SourceError: the cache does not know the revision, or holds nothing of it.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.file_download import repo_folder_name
-
-    place = os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=location.repo, repo_type="model"))
+    place = _cache_entry(location.repo)
     revision = location.revision or MAIN
     commit = revision
     offline = f"{location}: HF_HUB_OFFLINE is set and the hub cache"
@@ -291,6 +288,17 @@ def _remember(api: HfApi, repo: str, revision: str, info: ModelInfo) -> None:
     if hasattr(api, "resolve_revision"):
         api.repo_info = known  # type: ignore[method-assign]
         api.resolve_revision(repo, revision=revision)
+    elif note := getattr(_untyped("file_download"), "_cache_commit_hash_for_specific_revision", None):
+        # Clients of the first 1.x versions have no public call for it.
+        with suppress(OSError):
+            note(_cache_entry(repo), revision, info.sha)
+
+
+def _cache_entry(repo: str) -> str:
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
+
+    return os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
 
 
 def _untyped(module: str) -> Any:
