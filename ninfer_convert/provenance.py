@@ -100,14 +100,7 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
         "recipe": plan.recipe.sha256,
         "converter": __version__,
         "kernels": kernel_digest(),
-        "sources": {
-            # A digest from the hub says more than a time, which is another one wherever the file was fetched to.
-            name: [
-                [file.name, file.size, file.sha256 or file.mtime_ns, file.header_sha256]
-                for file in checkpoint.files.values()
-            ]
-            for name, checkpoint in plan.sources.items()
-        },
+        "sources": {name: _used_files(plan, name) for name in plan.sources},
         "prefixes": {name: dict(checkpoint.applied_prefixes) for name, checkpoint in plan.sources.items()},
         "inputs": dict(plan.input_digests),
         "resources": {
@@ -117,6 +110,18 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
         },
         "directory": hashlib.sha256(plan.head).hexdigest(),
     }
+
+
+def _used_files(plan: Plan, name: str) -> list[list[str | int]]:
+    """Returns what tells apart the weight files of a source that are used: of the others a hub's cache has none."""
+    checkpoint = plan.sources[name]
+    used = {checkpoint.tensors[tensor].file for tensor in plan.used[name]}
+    # A digest from the hub says more than a time, which is another one wherever the file was fetched to.
+    return [
+        [file.name, file.size, file.sha256 or file.mtime_ns, file.header_sha256]
+        for file in checkpoint.files.values()
+        if file.name in used
+    ]
 
 
 def kernel_digest() -> str:

@@ -1,4 +1,4 @@
-"""Measures the converter on this machine: python scripts/bench.py [kernels | run | memory] [--json]."""
+"""Measures the converter on this machine: python scripts/bench.py [kernels | run | memory | shares] [--json]."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ def machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", choices=["kernels", "run", "memory"], help="one part; all when left out")
+    parts = ["kernels", "run", "memory", "shares"]
+    parser.add_argument("part", nargs="?", choices=parts, help="one part; all when left out")
     parser.add_argument("--repeats", type=int, default=7, help="runs per number, of which the median counts")
     parser.add_argument("--json", action="store_true", help="print the numbers as JSON")
     parser.add_argument(
@@ -58,6 +59,10 @@ def main() -> None:
     if arguments.part in (None, "memory"):
         result["memory"] = bench_run.memory()
         texts.append(bench_run.memory_table(result["memory"]))
+    if arguments.part in (None, "shares"):
+        directory = (arguments.directory or [Path(tempfile.gettempdir())])[0]
+        result["shares"] = bench_run.shares(arguments.repeats, directory)
+        texts.append(bench_run.shares_table(result["shares"]))
     print(json.dumps(result, indent=1) if arguments.json else "\n\n".join(texts))
 
 

@@ -28,7 +28,7 @@ from ninfer_convert.block_maker import BlockMaker
 from ninfer_convert.plan import Plan, PlannedTensor, make_plan
 from ninfer_convert.recipe_loader import load_recipe
 from ninfer_convert.source import Checkpoint, open_checkpoint
-from ninfer_convert.stand_in import RANKING_FILE, write_demo_checkpoint, write_stand_in
+from ninfer_convert.stand_in import StandIn, write_demo_checkpoint, write_stand_in
 from ninfer_convert.verify import verify_artifact
 
 COMMAND = [sys.executable, "-m", "ninfer_convert"]
@@ -232,6 +232,81 @@ def _drop(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+# -- shares -------------------------------------------------------------------------------------------------------
+
+
+def shares(repeats: int, directory: Path, counts: Sequence[int] = (1, 2, 4, 7)) -> dict[str, Any]:
+    """Returns the seconds of a run, of all shares one after the other, and of preparing and finalizing them."""
+    with tempfile.TemporaryDirectory(prefix="ninfer-bench-", dir=directory) as text:
+        place = Path(text)
+        source, recipe, output, plan = (place / name for name in ("model.safetensors", "recipe.yaml", "out", "plan"))
+        write_dense_checkpoint(source)
+        recipe.write_text(_recipe(), encoding="utf-8")
+        planning = [*COMMAND, "plan", str(recipe), "--source", str(source), "-o", str(plan), "--output", str(output)]
+        by_plan = ["--plan", str(plan), "-q"]
+        plain: list[float] = []
+        rows: dict[int, list[dict[str, float]]] = {count: [] for count in counts}
+        _quietly(planning)
+        for turn in range(repeats + 1):
+            seconds = _timed(source, _run_command(recipe, source, output))
+            plain += [seconds] if turn else []
+            output.unlink()
+            for count in counts:
+                row = {"prepare": _timed(source, [*COMMAND, "prepare", *by_plan]), "shares": 0.0}
+                for index in range(count):
+                    row["shares"] += _timed(source, [*COMMAND, "run", *by_plan, "--shard", f"{index}/{count}"])
+                row["finalize"] = _timed(source, [*COMMAND, "finalize", *by_plan])
+                rows[count] += [row] if turn else []
+                output.unlink()
+        start = _start_seconds(place)
+        run = statistics.median(plain)
+        return {
+            "repeats": repeats,
+            "run": run,
+            "start": start,
+            "rows": [
+                {"count": count, "bound": 1.1 * run + count * start}
+                | {name: statistics.median(row[name] for row in found) for name in ("prepare", "shares", "finalize")}
+                for count, found in rows.items()
+            ],
+        }
+
+
+def _start_seconds(directory: Path) -> float:
+    """Returns the seconds of a run that has nothing to do: loading, planning, kernels from their cache."""
+    demo = write_demo_checkpoint(directory / "demo")
+    return median(functools.partial(_quietly, _demo_command(demo, directory / "demo.ninfer")), 5)
+
+
+def _demo_command(demo: StandIn, output: Path) -> list[str]:
+    run = [*COMMAND, "run", "demo", "--input", f"ranking={demo.ranking}", "--overwrite", "-q", "-o", str(output)]
+    return [*run, "--source", f"base={demo.base}", "--source", f"quantized={demo.quantized}"]
+
+
+def _timed(source: Path, command: Sequence[str]) -> float:
+    _read(source)
+    os.sync()
+    begin = time.perf_counter()
+    _quietly(command)
+    return time.perf_counter() - begin
+
+
+def shares_table(result: Mapping[str, Any]) -> str:
+    """Returns the result as text."""
+    lines = [
+        f"one run {result['run']:.2f} s, process start {result['start']:.2f} s; by shares, one after the other, "
+        f"medians of {result['repeats']}:"
+    ]
+    for row in result["rows"]:
+        ratio = (row["shares"] - row["count"] * result["start"]) / result["run"]
+        verdict = "met" if row["shares"] <= row["bound"] else "missed"
+        lines.append(
+            f"  {row['count']} shares {row['shares']:.2f} s, {ratio:.2f} of the run without the starts, bound "
+            f"{row['bound']:.2f} s, {verdict}; prepare {row['prepare']:.2f} s, finalize {row['finalize']:.2f} s"
+        )
+    return "\n".join(lines)
+
+
 # -- memory and start-up ------------------------------------------------------------------------------------------
 
 
@@ -258,9 +333,7 @@ def startup(repeats: int) -> list[dict[str, Any]]:
         directory = Path(text)
         demo = write_demo_checkpoint(directory / "demo")
         full = write_stand_in("qwen3.6-27b", directory / "full")
-        run = [*COMMAND, "run", "demo", "--input", f"ranking={directory / 'demo' / RANKING_FILE}", "--overwrite", "-q"]
-        run += ["--source", f"base={demo.base}", "--source", f"quantized={demo.quantized}"]
-        run += ["-o", str(directory / "demo.ninfer")]
+        run = _demo_command(demo, directory / "demo.ninfer")
         plan = [*COMMAND, "plan", "qwen3.6-27b/nvfp4", "--unpinned", "--input", f"ranking={full.ranking}"]
         plan += ["--source", f"base={full.base}", "--source", f"quantized={full.quantized}"]
         commands = {

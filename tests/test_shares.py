@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from case_tools import Case, Ran, command, entry, filled, finish, interrupted_command, run_cli, start
+from case_tools import Case, Ran, command, entry, filled, finish, interrupted_command, run_cli, spawn, start
 from commands import source_arguments
 from forking import ForkServer
+from hub_server import Repo, client_environment, serving
 from many_objects import ManyObjects, write_many_objects
 from miniatures import Miniatures
 from pipeline import planned
+from test_hub import COMMIT, write_model, write_recipe
 
 from ninfer_convert import finalize as finalizing
 from ninfer_convert.cuts import Share, cut, stored_ranges
@@ -193,6 +195,29 @@ def test_more_shares_than_there_is_to_do_leave_some_empty(tmp_path: Path) -> Non
     assert shared.finalize().code == 0
     assert case.run("-q").code == 0
     assert shared.output.read_bytes() == case.output.read_bytes()
+
+
+def test_nodes_with_hub_caches_of_their_own_make_one_artifact(tmp_path: Path) -> None:
+    """Planned and published from headers alone, by nodes that have nothing; made by two that fetch the weights."""
+    model, recipe = write_model(tmp_path / "model"), write_recipe(tmp_path / "recipe.yaml")
+    plan = tmp_path / "plan.json"
+    assert run_cli("run", recipe, "--source", model, "-o", tmp_path / "plain").code == 0
+    with serving(n=Repo(model)) as hub:
+
+        def node(name: str, *words: object) -> Ran:
+            return spawn(*words, environment=client_environment(hub, tmp_path / name))
+
+        told = node("a", "plan", recipe, "--source", "hf://o/n", "-o", plan, "--output", tmp_path / "out")
+        assert told.code == 0, told.err
+        assert json.loads(plan.read_bytes())["sources"] == {"base": f"hf://o/n@{COMMIT}"}
+        assert node("a", "prepare", "--plan", plan).code == 0
+        for index in (1, 0):
+            made = node(f"share{index}", "run", "--plan", plan, "--shard", f"{index}/2")
+            assert made.code == 0, made.err
+        ended = node("b", "finalize", "--plan", plan)
+        assert ended.code == 0, ended.err
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "plain").read_bytes()
+    assert report(tmp_path / "out")["sources"]["base"]["revision"] == COMMIT
 
 
 # -- killed ---------------------------------------------------------------------------------------------------------
