@@ -1,8 +1,7 @@
 """Turns safetensors checkpoints into `.ninfer` artifacts; `ninfer-convert --help` is the command line.
 
 The names below are the library. Each loads with its module when it is first used, so that nothing heavy loads
-for a command that does not need it. The pipeline itself is `ninfer_convert.convert.convert`, which loads the
-compiled kernels.
+for a command that does not need it.
 """
 
 import importlib
@@ -10,29 +9,30 @@ import importlib
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Artifact": "reader",
-    "Checkpoint": "source",
+    "Artifact": "artifact.reader",
+    "Checkpoint": "source.checkpoint",
     "ConvertError": "errors",
     "FORMATS": "formats",
-    "Plan": "plan",
-    "Recipe": "recipe",
-    "check_plan": "inventory",
-    "check_recipe": "inventory",
-    "codes": "decode",
-    "compare_artifacts": "contrast",
-    "compare_with_source": "compare",
-    "decode_rows": "decode",
-    "export_artifact": "export",
-    "gather_rows": "decode",
-    "load_recipe": "recipe_loader",
-    "make_plan": "plan",
-    "open_checkpoint": "source",
-    "read_values": "decode",
-    "recheck_artifact": "recheck",
-    "scale_words": "decode",
-    "verify_artifact": "verify",
-    "verify_report": "verify",
-    "view_rows": "decode",
+    "Plan": "plan.planner",
+    "Recipe": "recipe.model",
+    "check_plan": "artifact.inventory",
+    "check_recipe": "artifact.inventory",
+    "codes": "artifact.decode",
+    "compare_artifacts": "artifact.contrast",
+    "compare_with_source": "artifact.compare",
+    "convert": "run.convert",
+    "decode_rows": "artifact.decode",
+    "export_artifact": "artifact.export",
+    "gather_rows": "artifact.decode",
+    "load_recipe": "recipe.loader",
+    "make_plan": "plan.planner",
+    "open_checkpoint": "source.checkpoint",
+    "read_values": "artifact.decode",
+    "recheck_artifact": "artifact.recheck",
+    "scale_words": "artifact.decode",
+    "verify_artifact": "artifact.verify",
+    "verify_report": "artifact.verify",
+    "view_rows": "artifact.decode",
 }
 """Public name -> the module it lives in; `__init__.pyi` tells type checkers the same."""
 

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_convert.encode import SOURCE_DTYPES, encode_rows
+from ninfer_convert.encode.rows import SOURCE_DTYPES, encode_rows
+from ninfer_convert.encode.words import pack_fp8_rows, pack_nvfp4_rows
 from ninfer_convert.formats import FORMATS, NVFP4, GroupedFormat, RowScaledFormat
 from ninfer_convert.layout import geometry
-from ninfer_convert.pack import pack_fp8_rows, pack_nvfp4_rows
 
 Array = npt.NDArray[Any]
 Runs = Mapping[str, Callable[[], object]]

@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from ninfer_convert.allowance import allowed_threads
-from ninfer_convert.block import blocks
-from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.plan import Plan, PlannedTensor, make_plan
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.source import Checkpoint, open_checkpoint
-from ninfer_convert.stand_in import StandIn, write_demo_checkpoint, write_stand_in
-from ninfer_convert.verify import verify_artifact
+from ninfer_convert.artifact.verify import verify_artifact
+from ninfer_convert.encode.block_maker import BlockMaker
+from ninfer_convert.plan.block import blocks
+from ninfer_convert.plan.planner import Plan, PlannedTensor, make_plan
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.source.checkpoint import Checkpoint, open_checkpoint
+from ninfer_convert.stand_in.checkpoints import StandIn, write_demo_checkpoint, write_stand_in
 
 COMMAND = [sys.executable, "-m", "ninfer_convert"]
 K = 5120

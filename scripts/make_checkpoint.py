@@ -10,8 +10,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from ninfer_convert.stand_in import MODELS, miniature_recipe, write_stand_in
-from ninfer_convert.stand_in_weights import FULL, MINIATURE
+from ninfer_convert.stand_in.checkpoints import MODELS, miniature_recipe, write_stand_in
+from ninfer_convert.stand_in.weights import FULL, MINIATURE
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.stand_in import StandIn
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 COMMAND = (sys.executable, "-m", "ninfer_convert")
 

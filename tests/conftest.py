@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 from miniatures import ROOT, Miniatures, write_miniatures
 
-from ninfer_convert.stand_in import StandIn, write_demo_checkpoint
+from ninfer_convert.stand_in.checkpoints import StandIn, write_demo_checkpoint
 
 # A test that fails must fail again, on every machine, however slow.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

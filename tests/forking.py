@@ -157,7 +157,8 @@ def _fill(path: str, real: Mapping[str, Callable[..., Any]]) -> None:
 def _child(request: Mapping[str, Any], out: int, err: int, log: int) -> None:
     """Is the command line, its streams and the log of its calls in pipes, which no limit on files concerns."""
     sys.stdout, sys.stderr = os.fdopen(os.dup2(out, 1), "w"), os.fdopen(os.dup2(err, 2), "w")
-    from ninfer_convert import cli, convert
+    from ninfer_convert import cli
+    from ninfer_convert.run import convert
 
     for name, value in request["fate"].get("settings", {}).items():
         setattr(convert, name, value)
@@ -235,11 +236,6 @@ def _fork(request: Mapping[str, Any], gate: tuple[int, int]) -> tuple[int, list[
 
 def _serve() -> None:
     # Loaded once, before any thread exists.
-    import ninfer_convert.budget
-    import ninfer_convert.cli.convert
-    import ninfer_convert.convert
-    import ninfer_convert.kernels
-    import ninfer_convert.recipe_loader  # noqa: F401
 
     for line in sys.stdin:
         gate = os.pipe()

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ninfer_convert.stand_in import MODELS, StandIn, miniature_recipe, write_stand_in
-from ninfer_convert.stand_in_weights import MINIATURE
+from ninfer_convert.stand_in.checkpoints import MODELS, StandIn, miniature_recipe, write_stand_in
+from ninfer_convert.stand_in.weights import MINIATURE
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = ROOT / "recipes"

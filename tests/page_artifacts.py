@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ninfer_convert.container import (
+from ninfer_convert.artifact.container import (
     REPORT_SUFFIX,
     Identity,
     ResourceRecord,
@@ -22,8 +22,8 @@ from ninfer_convert.container import (
 )
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat
 from ninfer_convert.layout import Geometry, geometry
-from ninfer_convert.recipe import ResourceSpec
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import ResourceSpec
 
 ERROR = {"Q4G64_F16S": 0.095, "Q5G64_F16S": 0.046, "Q6G64_F16S": 0.023, "W8G32_F16S": 0.0051, "NVFP4": 0.094}
 

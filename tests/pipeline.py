@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.convert import convert
-from ninfer_convert.plan import Plan, make_plan
-from ninfer_convert.provenance import Outcome
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.source import open_checkpoint
-from ninfer_convert.stand_in import StandIn
+from ninfer_convert.plan.planner import Plan, make_plan
+from ninfer_convert.plan.provenance import Outcome
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.run.convert import convert
+from ninfer_convert.source.checkpoint import open_checkpoint
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 Places = Mapping[str, Path]
 

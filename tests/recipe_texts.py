@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ninfer_convert.errors import RecipeError
-from ninfer_convert.recipe import Recipe, ResourceSpec, TensorSpec
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import Recipe, ResourceSpec, TensorSpec
 
 FIXTURES = Path(__file__).parent / "fixtures"
 SMALL = (FIXTURES / "small_recipe.yaml").read_text(encoding="utf-8")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from oracle import binary, casts, container, encoders, fast, layouts, shortlist
 
-from ninfer_convert.expression import (
+from ninfer_convert.recipe.expression import (
     BlockRows,
     Cast,
     Concat,
@@ -35,7 +35,7 @@ from ninfer_convert.expression import (
     Transpose,
     leaves,
 )
-from ninfer_convert.recipe import Recipe, ResourceOrigin, ResourceSpec, TensorSpec
+from ninfer_convert.recipe.model import Recipe, ResourceOrigin, ResourceSpec, TensorSpec
 
 Words = np.ndarray[Any, np.dtype[Any]]
 Leaf = Callable[[Expression], "Array"]

@@ -117,7 +117,7 @@ class TestFailingWrites:
             raise AssertionError("a value was read")
 
         monkeypatch.setattr(os, "fstatvfs", full)
-        monkeypatch.setattr("ninfer_convert.block_maker.BlockMaker.make", refuse)
+        monkeypatch.setattr("ninfer_convert.encode.block_maker.BlockMaker.make", refuse)
         nbytes = run_cli(*case.arguments("plan", "--json")).out.partition('"file_bytes": ')[2].partition(",")[0]
         case.refused(str(case.output), nbytes, " 0 free", code=74, planned=False)
 

@@ -25,9 +25,9 @@ from checkpoints import write_safetensors
 from commands import run as run_measured
 from oracle import container
 
-import ninfer_convert.convert
-from ninfer_convert import source_io
-from ninfer_convert.source import Checkpoint
+import ninfer_convert.run.convert
+from ninfer_convert.source import io as source_io
+from ninfer_convert.source.checkpoint import Checkpoint
 
 ONE = 0x3F80
 
@@ -220,7 +220,7 @@ class TestMemory:
                 raise MemoryError
             return real(shape, *arguments, **options)
 
-        monkeypatch.setattr("ninfer_convert.block_maker.np.empty", empty)
+        monkeypatch.setattr("ninfer_convert.encode.block_maker.np.empty", empty)
         case.refused_by_values("object a: out of memory", "bytes", extra=["--threads", "1"])
 
 
@@ -241,7 +241,7 @@ class TestChangingSources:
         def cut(shard: Path) -> None:
             os.truncate(shard, shard.stat().st_size // 2)
 
-        message = self.damage(case, cut, ninfer_convert.convert, "convert")
+        message = self.damage(case, cut, ninfer_convert.run.convert, "convert")
         assert "tensor a: " in message
         assert "file changed or truncated while reading" in message
 
@@ -249,7 +249,7 @@ class TestChangingSources:
         def cut(shard: Path) -> None:
             os.truncate(shard, 35000)
 
-        message = self.damage(case, cut, ninfer_convert.convert.BlockMaker, "make")
+        message = self.damage(case, cut, ninfer_convert.run.convert.BlockMaker, "make")
         assert "tensor b" in message
         assert "file changed or truncated while reading" in message
 
@@ -260,7 +260,7 @@ class TestChangingSources:
             os.utime(other, ns=(shard.stat().st_atime_ns, shard.stat().st_mtime_ns))
             os.replace(other, shard)
 
-        assert "another file took its place" in self.damage(case, replace, ninfer_convert.convert, "convert")
+        assert "another file took its place" in self.damage(case, replace, ninfer_convert.run.convert, "convert")
 
     def test_a_file_that_is_written_to_is_noticed_at_the_end(self, case: Case) -> None:
         def touch(shard: Path) -> None:

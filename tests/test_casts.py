@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from oracle import casts
 
-from ninfer_convert.casts import cast_words
+from ninfer_convert.plan.casts import cast_words
 
 
 def words(*numbers: int, dtype: str) -> Any:

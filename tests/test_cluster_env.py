@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ninfer_convert.cluster_env import MAX_SHARES, choose_share
 from ninfer_convert.errors import UsageError
+from ninfer_convert.run.cluster_env import MAX_SHARES, choose_share
 
 
 def slurm_array(task: int, low: int, count: int, step: int = 1, **more: object) -> dict[str, str]:

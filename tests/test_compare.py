@@ -21,13 +21,13 @@ from oracle.encoders import GROUPED
 from oracle.values import reconstruct
 from pipeline import converted, planned, stand_in_places
 
-from ninfer_convert import pieces
-from ninfer_convert.compare import Comparison, ObjectLoss, compare_with_source
-from ninfer_convert.compare_text import comparison_csv, comparison_text
+from ninfer_convert.artifact import pieces
+from ninfer_convert.artifact.compare import Comparison, ObjectLoss, compare_with_source
+from ninfer_convert.artifact.compare_text import comparison_csv, comparison_text
+from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.stats import loss
 from ninfer_convert.errors import ArtifactError, SourceError
-from ninfer_convert.reader import Artifact
-from ninfer_convert.stand_in import StandIn
-from ninfer_convert.stats import loss
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 DEMO = ROOT / "recipes" / "demo.yaml"
 MINILM = ROOT / "recipes" / "minilm-l6-v2.yaml"

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from oracle import container as oracle_container
 from oracle.container import Resource
 
-from ninfer_convert import container
-from ninfer_convert.container import (
+from ninfer_convert.artifact import container
+from ninfer_convert.artifact.container import (
     Identity,
     ResourceRecord,
     TensorRecord,

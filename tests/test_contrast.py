@@ -19,11 +19,11 @@ from commands import run
 from oracle import container, layouts
 from oracle.values import reconstruct
 
-from ninfer_convert import pieces
-from ninfer_convert.compare_text import contrast_csv, contrast_text
-from ninfer_convert.contrast import Contrast, Difference, compare_artifacts
+from ninfer_convert.artifact import pieces
+from ninfer_convert.artifact.compare_text import contrast_csv, contrast_text
+from ninfer_convert.artifact.contrast import Contrast, Difference, compare_artifacts
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError
-from ninfer_convert.reader import Artifact
 
 Objects = list[container.Tensor | container.Resource]
 SHAPE = (128, 192)

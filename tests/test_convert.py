@@ -25,13 +25,13 @@ from pipeline import converted, planned
 from reference import Reference, sha256
 
 from ninfer_convert import cli
-from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.convert import convert
+from ninfer_convert.encode.block_maker import BlockMaker
 from ninfer_convert.errors import EncodeError, SourceError
-from ninfer_convert.provenance import Outcome
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.stand_in import StandIn
-from ninfer_convert.writer import PartFile
+from ninfer_convert.plan.provenance import Outcome
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.run.convert import convert
+from ninfer_convert.run.writer import PartFile
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 GROUPED = ("Q4G64_F16S", "Q5G64_F16S", "Q6G64_F16S", "W8G32_F16S")
 FP8 = "FP8_E4M3FN_ROW_BF16S"

@@ -16,14 +16,14 @@ from many_objects import write_many_objects
 from miniatures import Miniatures
 from pipeline import planned, stand_in_places
 
-from ninfer_convert import cuts, digests
-from ninfer_convert.block import blocks, stored_ranges, whole
-from ninfer_convert.block_maker import BlockMaker
-from ninfer_convert.cuts import cut, partition
-from ninfer_convert.digests import take_digests
+from ninfer_convert.encode.block_maker import BlockMaker
 from ninfer_convert.formats import DirectFormat
-from ninfer_convert.intervals import Intervals
-from ninfer_convert.plan import Plan, PlannedTensor
+from ninfer_convert.plan.block import blocks, stored_ranges, whole
+from ninfer_convert.plan.planner import Plan, PlannedTensor
+from ninfer_convert.run import cuts, digests
+from ninfer_convert.run.cuts import cut, partition
+from ninfer_convert.run.digests import take_digests
+from ninfer_convert.run.intervals import Intervals
 
 COUNTS = (1, 2, 3, 4, 7, 16, 100, 2000)
 

@@ -16,9 +16,10 @@ from oracle import container as oracle_container
 from oracle.container import Resource
 from oracle.encoders import GROUPED
 
-from ninfer_convert import decode, formats
+from ninfer_convert import formats
+from ninfer_convert.artifact import decode
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError
-from ninfer_convert.reader import Artifact
 
 LAYOUT_CASES = json.loads((Path(__file__).parent / "golden" / "layouts.json").read_text())
 TINY_OBJECTS = {stored.name: stored for stored in oracle_container.parse(TINY.read_bytes())[2]}

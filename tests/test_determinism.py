@@ -20,7 +20,7 @@ from pipeline import converted, planned, stand_in_places
 from reference import sha256
 from rewriting import rewrite
 
-from ninfer_convert.stand_in import StandIn
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 DEMO = RECIPES / "demo.yaml"
 

@@ -18,10 +18,10 @@ from forking import Ended, ForkServer
 from many_objects import ManyObjects, write_many_objects
 from pipeline import converted
 
-from ninfer_convert import convert, own_files
-from ninfer_convert.block_maker import BlockMaker
+from ninfer_convert.encode.block_maker import BlockMaker
 from ninfer_convert.errors import OutputError
-from ninfer_convert.writer import PartFile
+from ninfer_convert.run import convert, own_files
+from ninfer_convert.run.writer import PartFile
 
 POINTS = 20
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from oracle import casts, fast
 from oracle.binary import OracleError
 
-from ninfer_convert.encode import SOURCE_DTYPES, encode_rows
+from ninfer_convert.encode.rows import SOURCE_DTYPES, encode_rows
 from ninfer_convert.errors import EncodeError
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4, Q4G64_F16S, Q5G64_F16S, Q6G64_F16S, W8G32_F16S
 from ninfer_convert.layout import geometry

@@ -21,11 +21,12 @@ from oracle import binary, container, layouts
 from oracle.values import reconstruct
 from safetensors import safe_open
 
-from ninfer_convert import export, pieces, writer
+from ninfer_convert.artifact import export, pieces
+from ninfer_convert.artifact.export import export_artifact
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError, ConvertError, OutputError, UsageError
-from ninfer_convert.export import export_artifact
-from ninfer_convert.reader import Artifact
-from ninfer_convert.source import open_checkpoint
+from ninfer_convert.run import writer
+from ninfer_convert.source.checkpoint import open_checkpoint
 
 Stored = container.Tensor | container.Resource
 Array = np.ndarray[Any, Any]

@@ -10,13 +10,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from ninfer_convert.convert import convert
-from ninfer_convert.decode import decode_rows, read_values, swizzle_scales
+from ninfer_convert.artifact.decode import decode_rows, read_values, swizzle_scales
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4
-from ninfer_convert.plan import make_plan
-from ninfer_convert.reader import Artifact
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.source import open_checkpoint
+from ninfer_convert.plan.planner import make_plan
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.run.convert import convert
+from ninfer_convert.source.checkpoint import open_checkpoint
 
 FIXTURES = Path(__file__).resolve().parent / "fixtures" / "compressed_tensors"
 WORD = {"BF16": "<u2", "U8": "u1", "F8_E4M3": "u1", "F32": "<u4"}

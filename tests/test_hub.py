@@ -25,11 +25,11 @@ from miniatures import RECIPES
 from pipeline import planned, stand_in_places
 
 from ninfer_convert.errors import OutputError, UsageError
-from ninfer_convert.hub import HubLocation, parse_location
-from ninfer_convert.plan import PlannedResource
-from ninfer_convert.stand_in import StandIn, write_stand_in
-from ninfer_convert.streaming import Shard, schedule, shard_directory
-from ninfer_convert.value import source_tensors
+from ninfer_convert.plan.planner import PlannedResource
+from ninfer_convert.plan.value import source_tensors
+from ninfer_convert.source.hub import HubLocation, parse_location
+from ninfer_convert.source.streaming import Shard, schedule, shard_directory
+from ninfer_convert.stand_in.checkpoints import StandIn, write_stand_in
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
@@ -532,7 +532,9 @@ def test_a_plan_of_the_hub_is_that_of_the_directory(room: Room) -> None:
 
 WATCHED = """
 import os, signal, sys, threading, time
-from ninfer_convert import cli, convert, remote_source
+from ninfer_convert import cli
+from ninfer_convert.run import convert
+from ninfer_convert.source import remote as remote_source
 
 def die(number):
     "Dies when something is recorded."

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from oracle import binary, layouts
 from oracle.container import Resource, Tensor
 
-from ninfer_convert import decode, inspection
+from ninfer_convert.artifact import decode, inspection
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError
-from ninfer_convert.reader import Artifact
 
 
 @pytest.fixture

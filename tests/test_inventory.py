@@ -15,12 +15,12 @@ from miniatures import ROOT
 from oracle import container
 from pipeline import converted, planned, stand_in_places
 
-from ninfer_convert.inventory import check_plan, check_recipe
-from ninfer_convert.plan import Plan
-from ninfer_convert.reader import Artifact
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.stand_in import StandIn
-from ninfer_convert.verify import Problem
+from ninfer_convert.artifact.inventory import check_plan, check_recipe
+from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.verify import Problem
+from ninfer_convert.plan.planner import Plan
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 DEMO = ROOT / "recipes" / "demo.yaml"
 Objects = list[container.Tensor | container.Resource]

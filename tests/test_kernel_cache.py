@@ -12,8 +12,9 @@ import numba
 import numpy as np
 import pytest
 
-from ninfer_convert import __version__, kernel_cache
-from ninfer_convert.kernel_cache import KernelCache
+from ninfer_convert import __version__
+from ninfer_convert.encode import kernel_cache
+from ninfer_convert.encode.kernel_cache import KernelCache
 
 ROOT = Path(__file__).parents[1]
 
@@ -223,7 +224,7 @@ def test_without_a_directory_kernels_are_compiled_and_nothing_is_kept(monkeypatc
 
 PACK = """
     import numpy as np
-    from ninfer_convert.pack import pack_fp8_rows
+    from ninfer_convert.encode.words import pack_fp8_rows
     planes = {"code": np.zeros((2, 4), np.uint8), "scale": np.zeros((2, 2), np.uint8)}
     pack_fp8_rows(np.full((2, 4), 56, np.uint8), np.full(2, 0x3F80, np.uint16), planes)
     assert planes["code"].tolist() == [[56] * 4] * 2, planes
@@ -262,7 +263,8 @@ def test_a_user_without_home_and_without_a_writable_directory_compiles_and_keeps
     script = f"""
         import os
         import numba, numpy as np
-        from ninfer_convert import kernel_cache, pack
+        from ninfer_convert.encode import kernel_cache
+        from ninfer_convert.encode import words as pack
         numba.njit(lambda words: words[0])(np.zeros(1))
         if os.geteuid() == 0:
             os.setgid(65534)

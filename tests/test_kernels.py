@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from oracle import casts
 
-from ninfer_convert import kernels
-from ninfer_convert.encode import SOURCE_DTYPES, encode_rows
+from ninfer_convert.encode import kernels
+from ninfer_convert.encode.rows import SOURCE_DTYPES, encode_rows
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import geometry
 
@@ -114,7 +114,7 @@ def test_warm_compiles_each_kernel_for_the_one_signature_that_is_used():
 
 def test_importing_compiles_nothing_and_touches_no_directory(tmp_path):
     script = (
-        "from ninfer_convert import kernels, encode, pack\n"
+        "from ninfer_convert.encode import kernels, rows, words\n"
         "assert not any(getattr(kernel, 'signatures', []) for kernel in vars(kernels).values())\n"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}

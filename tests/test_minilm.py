@@ -18,7 +18,7 @@ from oracle import container
 from reference import Reference, sha256
 from safetensors import safe_open
 
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.loader import load_recipe
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ninfer_convert.encode.words import pack_fp8_rows, pack_nvfp4_rows
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4
 from ninfer_convert.layout import LayoutError, geometry
-from ninfer_convert.pack import pack_fp8_rows, pack_nvfp4_rows
 from ninfer_convert.row_error import RowError
 
 GOLDEN = {

@@ -16,14 +16,14 @@ from oracle import layouts
 from oracle.container import Resource
 from page_artifacts import write_shown
 
-from ninfer_convert import histograms
-from ninfer_convert.container import REPORT_SUFFIX
+from ninfer_convert.artifact.container import REPORT_SUFFIX
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError
-from ninfer_convert.histograms import MAX_BINS, binned, scale_histogram
-from ninfer_convert.page import embedded_json, page, render
-from ninfer_convert.page_data import Subject, layer_and_role, page_data
-from ninfer_convert.page_report import MAX_TEXT, SHOWN_SOURCES
-from ninfer_convert.reader import Artifact
+from ninfer_convert.page import histograms
+from ninfer_convert.page.data import Subject, layer_and_role, page_data
+from ninfer_convert.page.histograms import MAX_BINS, binned, scale_histogram
+from ninfer_convert.page.html import embedded_json, page, render
+from ninfer_convert.page.report import MAX_TEXT, SHOWN_SOURCES
 
 MAX_PAGE_BYTES = 3_000_000
 HOSTILE = (
@@ -113,7 +113,7 @@ def oracle_scales(format_name, shape, payload):
 @pytest.mark.parametrize("format_name", FORMATS[:6])
 @pytest.mark.parametrize("block_bytes", [2**20, 512])
 def test_histogram_counts_every_scale_of_every_logical_group(tmp_path, monkeypatch, format_name, block_bytes):
-    monkeypatch.setattr("ninfer_convert.reader.READ_BYTES", block_bytes)
+    monkeypatch.setattr("ninfer_convert.artifact.reader.READ_BYTES", block_bytes)
     shape = (128, 192) if format_name == "NVFP4" else (37, 200)
     stored = tensor("t", format_name, shape)
     words = oracle_scales(format_name, shape, stored.payload)

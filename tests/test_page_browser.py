@@ -13,11 +13,11 @@ from artifacts import FORMATS, tensor, write
 from browser import Browser
 from page_artifacts import write_shown
 
-from ninfer_convert.decode import E4M3FN_VALUES, bf16_values, f16_values
-from ninfer_convert.page import page
-from ninfer_convert.page_data import Subject
-from ninfer_convert.reader import Artifact
-from ninfer_convert.rules import LARGEST_BF16, LARGEST_E4M3FN, LARGEST_F16
+from ninfer_convert.artifact.decode import E4M3FN_VALUES, bf16_values, f16_values
+from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.rules import LARGEST_BF16, LARGEST_E4M3FN, LARGEST_F16
+from ninfer_convert.page.data import Subject
+from ninfer_convert.page.html import page
 
 pytestmark = pytest.mark.browser
 

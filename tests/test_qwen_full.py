@@ -16,9 +16,9 @@ from oracle.fast import encode_matrix
 from pipeline import stand_in_places
 from reference import Reference
 
-from ninfer_convert.recipe import ResourceSpec
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.stand_in import MODELS, StandIn, write_stand_in
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import ResourceSpec
+from ninfer_convert.stand_in.checkpoints import MODELS, StandIn, write_stand_in
 
 GIB = 1 << 30
 Q4, Q5, Q6, W8 = GROUPED = ("Q4G64_F16S", "Q5G64_F16S", "Q6G64_F16S", "W8G32_F16S")

@@ -20,8 +20,8 @@ from pipeline import converted, stand_in_places
 from reference import Reference, Source, sha256
 from rewriting import rewrite
 
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.stand_in import StandIn
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 Q4, Q5, Q6, W8 = "Q4G64_F16S", "Q5G64_F16S", "Q6G64_F16S", "W8G32_F16S"
 FP8 = "FP8_E4M3FN_ROW_BF16S"

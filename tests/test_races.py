@@ -20,10 +20,10 @@ from case_tools import Case, filled, spawn
 from forking import Ended, ForkServer
 from many_objects import ManyObjects, write_many_objects
 
+from ninfer_convert.artifact.verify import verify_artifact
 from ninfer_convert.errors import OutputError
-from ninfer_convert.journal import Journal, journal_path, read_journal
-from ninfer_convert.verify import verify_artifact
-from ninfer_convert.writer import PartFile
+from ninfer_convert.run.journal import Journal, journal_path, read_journal
+from ninfer_convert.run.writer import PartFile
 
 RACERS = 16
 LOSSES = re.compile(
@@ -115,8 +115,8 @@ def test_racers_that_may_overwrite_leave_one_artifact_with_its_own_report(
 
 HOLD = """
 import pathlib, sys
-from ninfer_convert.journal import Journal, journal_path
-from ninfer_convert.writer import PartFile
+from ninfer_convert.run.journal import Journal, journal_path
+from ninfer_convert.run.writer import PartFile
 part = PartFile(pathlib.Path(sys.argv[1]), 10)
 with Journal(journal_path(part.path), {}):
     print("held", flush=True)

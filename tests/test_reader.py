@@ -13,10 +13,10 @@ from oracle import container as oracle_container
 from oracle import layouts
 from oracle.container import Resource
 
-from ninfer_convert import reader
-from ninfer_convert.container import Identity
+from ninfer_convert.artifact import reader
+from ninfer_convert.artifact.container import Identity
+from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError, OutputError
-from ninfer_convert.reader import Artifact
 
 
 @pytest.fixture

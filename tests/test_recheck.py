@@ -19,16 +19,18 @@ from commands import run, source_arguments
 from miniatures import ROOT, Miniatures
 from pipeline import converted, planned, stand_in_places
 
-from ninfer_convert import block_maker, recheck, value
-from ninfer_convert.compare import compare_with_source
-from ninfer_convert.container import TensorRecord
+from ninfer_convert.artifact import recheck
+from ninfer_convert.artifact.compare import compare_with_source
+from ninfer_convert.artifact.container import TensorRecord
+from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.recheck import Recheck, recheck_artifact
+from ninfer_convert.artifact.verify import Problem
+from ninfer_convert.encode import block_maker
 from ninfer_convert.errors import OutputError
-from ninfer_convert.plan import PlannedTensor
-from ninfer_convert.reader import Artifact
-from ninfer_convert.recheck import Recheck, recheck_artifact
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.stand_in import StandIn
-from ninfer_convert.verify import Problem
+from ninfer_convert.plan import value
+from ninfer_convert.plan.planner import PlannedTensor
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.stand_in.checkpoints import StandIn
 
 DEMO = ROOT / "recipes" / "demo.yaml"
 ENCODER = {"FP8_E4M3FN_ROW_BF16S": "MAXABS_BF16S_RECIP_E4M3FN_RNE_V1"}

@@ -14,8 +14,8 @@ from case_tools import run_cli
 from recipe_texts import HEAD, SMALL, TUNE
 
 from ninfer_convert.errors import RecipeError
-from ninfer_convert.recipe_files import recipes_directory
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.files import recipes_directory
+from ninfer_convert.recipe.loader import load_recipe
 
 OBJECT = "{name: x, shape: [1], format: BF16, value: v}"
 

@@ -27,8 +27,8 @@ from recipe_texts import (
 )
 
 from ninfer_convert.errors import RecipeError
-from ninfer_convert.recipe import Recipe
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import Recipe
 
 
 @pytest.fixture

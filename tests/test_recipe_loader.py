@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 from recipe_texts import COMMIT, DIGEST, FP8, FP8_ROW, GROUPED, HEAD, SMALL, TUNE, load, resources, tensors
 
-from ninfer_convert import recipe_files
 from ninfer_convert.errors import RecipeError
-from ninfer_convert.recipe_files import recipes_directory
-from ninfer_convert.recipe_loader import find_recipe, load_recipe, shipped_recipes
-from ninfer_convert.recipe_sections import SAFETENSORS_DTYPES
-from ninfer_convert.safetensors_header import DTYPE_BITS
+from ninfer_convert.recipe import files as recipe_files
+from ninfer_convert.recipe.files import recipes_directory
+from ninfer_convert.recipe.loader import find_recipe, load_recipe, shipped_recipes
+from ninfer_convert.recipe.sections import SAFETENSORS_DTYPES
+from ninfer_convert.source.header import DTYPE_BITS
 
 
 @pytest.fixture
@@ -321,7 +321,7 @@ def test_shipped_recipes_are_found_by_name() -> None:
 def test_an_installed_package_has_its_recipes_inside(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (here / "recipes").mkdir()
     (here / "recipes" / "beside.yaml").write_text(SMALL)
-    monkeypatch.setattr(recipe_files, "__file__", str(here / "ninfer_convert" / "recipe_files.py"))
+    monkeypatch.setattr(recipe_files, "__file__", str(here / "ninfer_convert" / "recipe" / "files.py"))
     assert shipped_recipes() == ["beside"]
     inside = here / "ninfer_convert" / "recipes" / "family"
     inside.mkdir(parents=True)

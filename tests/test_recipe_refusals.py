@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from recipe_texts import FIXTURES, HEAD, SMALL, change, load, messages
 
 from ninfer_convert.errors import RecipeError
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.loader import load_recipe
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from oracle import binary, casts, fast, layouts
 from oracle.binary import OracleError
 from oracle.encoders import GROUPED
 
-from ninfer_convert.encode import encode_rows
+from ninfer_convert.artifact.recompute import copy_fp8_rows, copy_nvfp4_rows, recompute_cast, recompute_rows
+from ninfer_convert.encode.rows import encode_rows
 from ninfer_convert.errors import EncodeError
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import geometry
-from ninfer_convert.recompute import copy_fp8_rows, copy_nvfp4_rows, recompute_cast, recompute_rows
 from ninfer_convert.row_error import RowError
 
 GOLDEN = Path(__file__).parent / "golden"

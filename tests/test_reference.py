@@ -13,8 +13,8 @@ from oracle import fast, layouts
 from oracle.encoders import GROUPED
 from reference import Array, Reference, encode
 
-from ninfer_convert.recipe import TensorSpec
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import TensorSpec
 
 FP8 = "FP8_E4M3FN_ROW_BF16S"
 
@@ -22,7 +22,7 @@ FP8 = "FP8_E4M3FN_ROW_BF16S"
 def test_the_reference_takes_only_the_data_of_recipes_from_the_package() -> None:
     lines = (ROOT / "tests" / "reference.py").read_text(encoding="utf-8").splitlines()
     imported = {line.split()[1] for line in lines if line.lstrip().startswith(("from ninfer", "import ninfer"))}
-    assert imported == {"ninfer_convert.expression", "ninfer_convert.recipe"}
+    assert imported == {"ninfer_convert.recipe.expression", "ninfer_convert.recipe.model"}
 
 
 @pytest.mark.parametrize("name", [*GROUPED, FP8])

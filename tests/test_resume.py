@@ -16,8 +16,9 @@ from case_tools import Case, filled, once, run_cli
 from forking import Ended, ForkServer
 from many_objects import ManyObjects, write_many_objects
 
-from ninfer_convert import own_files, provenance, writer
-from ninfer_convert.journal import Journal, Kept, differences, read_journal
+from ninfer_convert.plan import provenance
+from ninfer_convert.run import own_files, writer
+from ninfer_convert.run.journal import Journal, Kept, differences, read_journal
 
 KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 BUSY = {"FLUSH_BYTES": 20_000}

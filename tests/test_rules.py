@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from oracle import layouts, values
 from oracle.encoders import GROUPED
 
-from ninfer_convert import formats, rules
+from ninfer_convert import formats
+from ninfer_convert.artifact import rules
 
 
 def planes_of(name, shape, stored):

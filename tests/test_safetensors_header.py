@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from ninfer_convert.errors import SourceError
-from ninfer_convert.safetensors_header import DTYPE_BITS, Header, TensorEntry, is_lfs_pointer, parse_header
+from ninfer_convert.source.header import DTYPE_BITS, Header, TensorEntry, is_lfs_pointer, parse_header
 from ninfer_convert.strict_json import load_object
 
 LFS_POINTER = (

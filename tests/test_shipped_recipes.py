@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from ninfer_convert.expression import Expression, Module, Same, Tensor, leaves, operands
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import TENSOR_ALIGNMENT, align_up, geometry
-from ninfer_convert.recipe import Recipe, ResourceSpec, TensorSpec
-from ninfer_convert.recipe_loader import load_recipe
+from ninfer_convert.recipe.expression import Expression, Module, Same, Tensor, leaves, operands
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import Recipe, ResourceSpec, TensorSpec
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 NAMES = (

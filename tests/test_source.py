@@ -23,9 +23,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from ninfer_convert import source_files, source_io
 from ninfer_convert.errors import OutputError, SourceError
-from ninfer_convert.source import Checkpoint, open_checkpoint
+from ninfer_convert.source import files as source_files
+from ninfer_convert.source import io as source_io
+from ninfer_convert.source.checkpoint import Checkpoint, open_checkpoint
 
 INDEX = "model.safetensors.index.json"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -423,7 +424,7 @@ class TestConfigAndResources:
     def test_config_is_utf8_in_every_locale(self, directory: Path) -> None:
         (directory / "config.json").write_bytes('\ufeff{"name": "é空", "limit": Infinity}'.encode())
         script = (
-            "import sys; from ninfer_convert.source import open_checkpoint;"
+            "import sys; from ninfer_convert.source.checkpoint import open_checkpoint;"
             "print(ascii(open_checkpoint(sys.argv[1]).config['name']))"
         )
         environment = dict(os.environ, LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
@@ -767,7 +768,7 @@ class TestPaths:
         write(tmp_path / "é空.safetensors", {"w": u8(1)})
         write_index(tmp_path, {"w": "é空.safetensors"})
         script = (
-            "import sys, numpy; from ninfer_convert.source import open_checkpoint;"
+            "import sys, numpy; from ninfer_convert.source.checkpoint import open_checkpoint;"
             "c = open_checkpoint(sys.argv[1]); out = numpy.empty(1, 'u1');"
             "c.read_into(c.tensors['w'], 0, out); print(out[0], len(c.warnings), ascii(c.tensors['w'].file))"
         )

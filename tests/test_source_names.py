@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer_convert.errors import SourceError
-from ninfer_convert.source_names import nearest, rename
+from ninfer_convert.source.names import nearest, rename
 
 WANTED = "model.language_model.layers.0.mlp.down_proj.weight"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ninfer_convert.source_quantization import foreign_quantization, quantization_methods
+from ninfer_convert.source.quantization import foreign_quantization, quantization_methods
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import pytest
 from safetensors import safe_open
 
 from ninfer_convert.formats import FORMATS
-from ninfer_convert.plan import Plan, PlannedTensor, make_plan
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.source import open_checkpoint
-from ninfer_convert.stand_in import MODELS, StandIn, miniature_recipe, write_demo_checkpoint, write_stand_in
-from ninfer_convert.stand_in_resources import TOKENS, model_config, ranking, resources
-from ninfer_convert.stand_in_weights import (
+from ninfer_convert.plan.planner import Plan, PlannedTensor, make_plan
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.source.checkpoint import open_checkpoint
+from ninfer_convert.stand_in.checkpoints import MODELS, StandIn, miniature_recipe, write_demo_checkpoint, write_stand_in
+from ninfer_convert.stand_in.resources import TOKENS, model_config, ranking, resources
+from ninfer_convert.stand_in.weights import (
     DEMO,
     FULL,
     MINIATURE,

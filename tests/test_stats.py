@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from oracle import binary
 
+from ninfer_convert.artifact.stats import CHUNK, Largest, Loss, group_counts, loss, total
 from ninfer_convert.formats import FORMATS, GroupedFormat
-from ninfer_convert.stats import CHUNK, Largest, Loss, group_counts, loss, total
 
 INF, NAN = math.inf, math.nan
 GROUPED = [name for name, numeric in FORMATS.items() if isinstance(numeric, GroupedFormat)]

@@ -11,10 +11,12 @@ from checkpoints import write_safetensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ninfer_convert import value as value_module
-from ninfer_convert.casts import WORD_BYTES
 from ninfer_convert.errors import PlanError, SourceError
-from ninfer_convert.expression import (
+from ninfer_convert.plan import value as value_module
+from ninfer_convert.plan.casts import WORD_BYTES
+from ninfer_convert.plan.transform import Binder
+from ninfer_convert.plan.value import elements, load, source_tensors
+from ninfer_convert.recipe.expression import (
     BlockRows,
     Cast,
     Concat,
@@ -27,9 +29,7 @@ from ninfer_convert.expression import (
     Tensor,
     Transpose,
 )
-from ninfer_convert.source import Checkpoint, open_checkpoint
-from ninfer_convert.transform import Binder
-from ninfer_convert.value import elements, load, source_tensors
+from ninfer_convert.source.checkpoint import Checkpoint, open_checkpoint
 
 MARK = Mark("test.yaml", 1, 1)
 RNG = np.random.default_rng(7)

@@ -11,11 +11,11 @@ from artifacts import FORMATS, FP8, NVFP4, TINY, reframe, tensor, tiny_directory
 from oracle import layouts
 from oracle.container import Resource
 
-from ninfer_convert import verify
-from ninfer_convert.container import Identity, TensorRecord, encode_head
+from ninfer_convert.artifact import verify
+from ninfer_convert.artifact.container import Identity, TensorRecord, encode_head
+from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.verify import Problem, verify_artifact, verify_report
 from ninfer_convert.errors import OutputError
-from ninfer_convert.reader import Artifact
-from ninfer_convert.verify import Problem, verify_artifact, verify_report
 
 PAYLOAD = 4096
 

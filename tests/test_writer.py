@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ninfer_convert import own_files
 from ninfer_convert.errors import OutputError, UsageError
-from ninfer_convert.writer import PartFile, require_output
+from ninfer_convert.run import own_files
+from ninfer_convert.run.writer import PartFile, require_output
 
 
 def part_file(output: Path, nbytes: int) -> PartFile:
@@ -53,7 +53,9 @@ def test_a_part_file_left_by_a_dead_process_does_not_block(tmp_path: Path) -> No
 
 
 def test_a_second_process_is_told_who_holds_the_output_and_harms_nothing(tmp_path: Path) -> None:
-    code = "import sys, pathlib; from ninfer_convert.writer import PartFile; PartFile(pathlib.Path(sys.argv[1]), 10)"
+    code = (
+        "import sys, pathlib; from ninfer_convert.run.writer import PartFile; PartFile(pathlib.Path(sys.argv[1]), 10)"
+    )
     with part_file(tmp_path / "out", 10) as part:
         part.write(0, b"0123456789")
         second = subprocess.run(

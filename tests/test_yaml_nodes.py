@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ninfer_convert.errors import RecipeError
-from ninfer_convert.expression import Mark
-from ninfer_convert.recipe_problems import MAX_MESSAGES, Problems, nearest, quoted, suggestion
-from ninfer_convert.yaml_nodes import (
+from ninfer_convert.recipe.expression import Mark
+from ninfer_convert.recipe.problems import MAX_MESSAGES, Problems, nearest, quoted, suggestion
+from ninfer_convert.recipe.yaml_nodes import (
     LOADER,
     MAX_DEPTH,
     MAX_FILE_BYTES,

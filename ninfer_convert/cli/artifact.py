@@ -18,10 +18,10 @@ from ninfer_convert.errors import ArtifactError, OutputError, SourceError, Usage
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
-    from ninfer_convert.plan import Plan
-    from ninfer_convert.reader import Artifact
-    from ninfer_convert.recheck import Recheck
-    from ninfer_convert.verify import Problem, Verification
+    from ninfer_convert.artifact.reader import Artifact
+    from ninfer_convert.artifact.recheck import Recheck
+    from ninfer_convert.artifact.verify import Problem, Verification
+    from ninfer_convert.plan.planner import Plan
 
 MAX_REPORT_BYTES = 256 << 20
 SHOWN_PROBLEMS = 50
@@ -70,10 +70,10 @@ def verify(
     _require_recipe(recipe_name, sources, {"--input": inputs, "--prefix": prefixes, "--sample": sample})
     if unpinned and recipe_name is None:
         raise UsageError("--unpinned says how to read the sources of --recipe, which is not given")
-    from ninfer_convert.inventory import check_recipe
-    from ninfer_convert.reader import Artifact
-    from ninfer_convert.recipe_loader import load_recipe
-    from ninfer_convert.verify import STRUCTURE
+    from ninfer_convert.artifact.inventory import check_recipe
+    from ninfer_convert.artifact.reader import Artifact
+    from ninfer_convert.artifact.verify import STRUCTURE
+    from ninfer_convert.recipe.loader import load_recipe
 
     workers = chosen_threads(threads)
     with contextlib.ExitStack() as stack:
@@ -121,7 +121,7 @@ def _require_recipe(recipe_name: str | None, sources: tuple[str, ...], others: M
 
 
 def _values(artifact: Path, workers: int, *, quiet: bool) -> tuple[Verification, list[_Check]]:
-    from ninfer_convert.verify import verify_artifact
+    from ninfer_convert.artifact.verify import verify_artifact
 
     total = artifact.stat().st_size if artifact.exists() else 0
     with progress("verifying", quiet=quiet) as show:
@@ -132,14 +132,14 @@ def _values(artifact: Path, workers: int, *, quiet: bool) -> tuple[Verification,
 
 
 def _recomputed(opened: Artifact, plan: Plan, sample: int | None, workers: int, *, quiet: bool) -> Recheck:
-    from ninfer_convert.recheck import recheck_artifact
+    from ninfer_convert.artifact.recheck import recheck_artifact
 
     with progress("recomputing", quiet=quiet) as show:
         return recheck_artifact(opened, plan, show, threads=workers, sample=sample)
 
 
 def _recheck_checks(opened: Artifact, plan: Plan, found: Recheck) -> list[_Check]:
-    from ninfer_convert.inventory import check_plan
+    from ninfer_convert.artifact.inventory import check_plan
 
     part = "" if found.nbytes == found.total_bytes else f" of {found.total_bytes:,}"
     return [
@@ -151,7 +151,7 @@ def _recheck_checks(opened: Artifact, plan: Plan, found: Recheck) -> list[_Check
 
 
 def _report_check(opened: Artifact, report: Mapping[str, Any], path: Path | None, *, quiet: bool) -> _Check:
-    from ninfer_convert.verify import verify_report
+    from ninfer_convert.artifact.verify import verify_report
 
     with progress("hashing", quiet=quiet) as show:
         problems = verify_report(opened, report, _advancing(show, opened.file_bytes))
@@ -192,8 +192,8 @@ def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequ
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str | None, as_json: bool) -> None:
     """Show what ARTIFACT holds: identity, totals by format and component, objects."""
-    from ninfer_convert import inspection
-    from ninfer_convert.reader import Artifact
+    from ninfer_convert.artifact import inspection
+    from ninfer_convert.artifact.reader import Artifact
 
     with Artifact.open(artifact) as opened:
         if name is not None:
@@ -219,7 +219,7 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
 
 def report_beside(artifact: Path) -> dict[str, Any] | None:
     """Returns the conversion report beside an artifact, if one is there."""
-    from ninfer_convert.container import REPORT_SUFFIX
+    from ninfer_convert.artifact.container import REPORT_SUFFIX
 
     path = artifact.with_name(artifact.name + REPORT_SUFFIX)
     return load_report(path) if path.exists() else None
@@ -227,7 +227,7 @@ def report_beside(artifact: Path) -> dict[str, Any] | None:
 
 def load_report(path: Path) -> dict[str, Any]:
     """Returns a conversion report; nothing of it is believed yet but that it is a JSON object."""
-    from ninfer_convert.source_io import read_small
+    from ninfer_convert.source.io import read_small
     from ninfer_convert.strict_json import load_object
 
     if not path.exists():

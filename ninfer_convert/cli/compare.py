@@ -16,8 +16,8 @@ from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when the command runs, so that its help does not wait for numpy
-    from ninfer_convert.compare import Comparison
-    from ninfer_convert.contrast import Contrast
+    from ninfer_convert.artifact.compare import Comparison
+    from ninfer_convert.artifact.contrast import Contrast
 
 SHOWN_TENSORS = 20
 
@@ -64,8 +64,8 @@ def compare(
         return _artifacts(artifact, other, workers, as_json=as_json, as_csv=as_csv)
     if max_error is not None and math.isnan(max_error):
         raise UsageError("--max-error nan is no limit")
-    from ninfer_convert.compare import compare_with_source
-    from ninfer_convert.reader import Artifact
+    from ninfer_convert.artifact.compare import compare_with_source
+    from ninfer_convert.artifact.reader import Artifact
 
     with (
         planned(recipe_name or "", sources, inputs, prefixes, unpinned) as plan,
@@ -86,8 +86,8 @@ def compare(
 
 
 def _artifacts(artifact: Path, other: Path, workers: int, *, as_json: bool, as_csv: bool) -> int:
-    from ninfer_convert.contrast import compare_artifacts
-    from ninfer_convert.reader import Artifact
+    from ninfer_convert.artifact.contrast import compare_artifacts
+    from ninfer_convert.artifact.reader import Artifact
 
     with (
         Artifact.open(artifact) as first,
@@ -100,8 +100,8 @@ def _artifacts(artifact: Path, other: Path, workers: int, *, as_json: bool, as_c
 
 
 def _print(found: Comparison | Contrast, document: dict[str, Any], *, as_json: bool, as_csv: bool) -> None:
-    from ninfer_convert import compare_text
-    from ninfer_convert.contrast import Contrast
+    from ninfer_convert.artifact import compare_text
+    from ninfer_convert.artifact.contrast import Contrast
 
     if as_json:
         print_json(document | found.as_json())

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from ninfer_convert.acquisition import Access, verify_digests
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -25,11 +24,12 @@ from ninfer_convert.cli.options import (
 )
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
-from ninfer_convert.journal import journal_path
-from ninfer_convert.own_files import PART_SUFFIX, replace_file
-from ninfer_convert.plan import Plan, PlannedResource
-from ninfer_convert.provenance import Outcome, plan_json, report_json
-from ninfer_convert.writer import require_output
+from ninfer_convert.plan.planner import Plan, PlannedResource
+from ninfer_convert.plan.provenance import Outcome, plan_json, report_json
+from ninfer_convert.run.journal import journal_path
+from ninfer_convert.run.own_files import PART_SUFFIX, replace_file
+from ninfer_convert.run.writer import require_output
+from ninfer_convert.source.acquisition import Access, verify_digests
 
 
 @click.command()
@@ -139,8 +139,8 @@ def _convert(
     plan: Plan, output: Path, report_path: Path, *, workers: int, memory: int, resume: str, overwrite: bool, quiet: bool
 ) -> Outcome:
     # The kernels and their compiler load here, when the plan has been accepted.
-    from ninfer_convert.budget import block_bytes
-    from ninfer_convert.convert import convert
+    from ninfer_convert.plan.budget import block_bytes
+    from ninfer_convert.run.convert import convert
 
     def write_report(outcome: Outcome) -> Callable[[], None]:
         document = report_json(plan, outcome, threads=workers, command=sys.argv)
@@ -190,8 +190,8 @@ def plan(
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
     with planned(recipe_name, sources, inputs, prefixes, unpinned, "values" if deep else "headers") as made:
         if deep:
-            from ninfer_convert.budget import block_bytes
-            from ninfer_convert.convert import scan
+            from ninfer_convert.plan.budget import block_bytes
+            from ninfer_convert.run.convert import scan
 
             with progress("scanning", quiet=as_json) as show:
                 scan(made, threads=workers, block_bytes=block_bytes(made, workers, memory), progress=show)
@@ -210,7 +210,7 @@ def plan(
 
 
 def _document(made: Plan, workers: int, memory: int) -> dict[str, Any]:
-    from ninfer_convert import budget
+    from ninfer_convert.plan import budget
 
     document = plan_json(made)
     size = budget.block_bytes(made, workers, memory)

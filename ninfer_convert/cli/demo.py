@@ -23,7 +23,7 @@ def demo(directory: Path) -> None:
     The checkpoint has the shape of the Qwen3.6 family: BF16 shards with an index, and a sibling with NVFP4 and
     FP8 modules. The artifact holds all nine formats. Nothing is downloaded.
     """
-    from ninfer_convert.stand_in import write_demo_checkpoint
+    from ninfer_convert.stand_in.checkpoints import write_demo_checkpoint
 
     checkpoint = directory / "checkpoint"
     if checkpoint.exists():
@@ -45,9 +45,9 @@ def _made(directory: Path) -> Path:
 
 
 def _convert(directory: Path, checkpoint: Path) -> None:
+    from ninfer_convert.artifact.verify import verify_artifact
     from ninfer_convert.cli.convert import run
-    from ninfer_convert.stand_in_resources import RANKING_FILE
-    from ninfer_convert.verify import verify_artifact
+    from ninfer_convert.stand_in.resources import RANKING_FILE
 
     artifact = directory / ARTIFACT
     arguments = ["demo", "-o", str(artifact), "--overwrite", "--input", f"ranking={checkpoint / RANKING_FILE}"]

@@ -40,8 +40,8 @@ def export(
     ninfer-convert export out.ninfer -o values.safetensors --objects "layers/0/*"
     """
     # the help of the command does not wait for numpy
-    from ninfer_convert.export import SHARD_BYTES, export_artifact
-    from ninfer_convert.reader import Artifact
+    from ninfer_convert.artifact.export import SHARD_BYTES, export_artifact
+    from ninfer_convert.artifact.reader import Artifact
 
     shard_bytes = SHARD_BYTES if max_shard_size is None else parse_size(max_shard_size)
     workers = chosen_threads(threads)

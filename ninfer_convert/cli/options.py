@@ -19,9 +19,9 @@ from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
-    from ninfer_convert.acquisition import Access
-    from ninfer_convert.plan import Plan
-    from ninfer_convert.recipe import Recipe
+    from ninfer_convert.plan.planner import Plan
+    from ninfer_convert.recipe.model import Recipe
+    from ninfer_convert.source.acquisition import Access
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOG_SECONDS = 10.0
@@ -101,9 +101,9 @@ def planned(
     access: Access = "values",
 ) -> Iterator[Plan]:
     """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr."""
-    from ninfer_convert.acquisition import Place, open_sources
-    from ninfer_convert.plan import make_plan
-    from ninfer_convert.recipe_loader import load_recipe
+    from ninfer_convert.plan.planner import make_plan
+    from ninfer_convert.recipe.loader import load_recipe
+    from ninfer_convert.source.acquisition import Place, open_sources
 
     recipe = load_recipe(recipe_name)
     places = _places(recipe, sources)

@@ -10,13 +10,13 @@ import click
 from ninfer_convert.cli.options import print_json
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import printable
-from ninfer_convert.expression import Mark
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import LAYOUT_OF_FORMAT
-from ninfer_convert.recipe import Recipe
-from ninfer_convert.recipe_files import locate, shipped_recipes
-from ninfer_convert.recipe_loader import load_recipe
-from ninfer_convert.recipe_problems import WrongRecipeError
+from ninfer_convert.recipe.expression import Mark
+from ninfer_convert.recipe.files import locate, shipped_recipes
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import Recipe
+from ninfer_convert.recipe.problems import WrongRecipeError
 
 
 @click.group()

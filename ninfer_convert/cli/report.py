@@ -15,7 +15,7 @@ from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when the command runs, so that its help does not wait for numpy
-    from ninfer_convert.page_data import Subject
+    from ninfer_convert.page.data import Subject
 
 
 @click.command()
@@ -40,11 +40,11 @@ def report(
     ninfer-convert report out.ninfer --html out.html
     ninfer-convert report out.ninfer --html both.html --against smaller.ninfer
     """
-    from ninfer_convert.own_files import write_file
-    from ninfer_convert.page import page
-    from ninfer_convert.page_data import Subject
-    from ninfer_convert.reader import Artifact
-    from ninfer_convert.writer import require_output
+    from ninfer_convert.artifact.reader import Artifact
+    from ninfer_convert.page.data import Subject
+    from ninfer_convert.page.html import page
+    from ninfer_convert.run.own_files import write_file
+    from ninfer_convert.run.writer import require_output
 
     with contextlib.ExitStack() as stack:
         first = Subject(

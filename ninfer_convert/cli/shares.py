@@ -13,7 +13,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ninfer_convert.acquisition import Access
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -23,13 +22,14 @@ from ninfer_convert.cli.options import (
     threads_option,
 )
 from ninfer_convert.cli.output import say
-from ninfer_convert.cluster_env import choose_share
 from ninfer_convert.errors import UsageError, printable
-from ninfer_convert.own_files import replace_file
-from ninfer_convert.plan import Plan
-from ninfer_convert.plan_file import PlanFile, plan_file, read_plan_file, write_plan_file
-from ninfer_convert.provenance import Outcome, report_json
-from ninfer_convert.writer import require_output
+from ninfer_convert.plan.planner import Plan
+from ninfer_convert.plan.provenance import Outcome, report_json
+from ninfer_convert.run.cluster_env import choose_share
+from ninfer_convert.run.own_files import replace_file
+from ninfer_convert.run.plan_file import PlanFile, plan_file, read_plan_file, write_plan_file
+from ninfer_convert.run.writer import require_output
+from ninfer_convert.source.acquisition import Access
 
 WITH_PLAN = ("plan_name", "shard", "threads", "max_memory", "resume", "quiet", "verbose")
 """The parameters of `run` that a plan file leaves open."""
@@ -83,8 +83,8 @@ def prepare(plan_name: str, quiet: bool) -> None:
     ninfer-convert run --plan plan.json --shard 1/2      on another one
     ninfer-convert finalize --plan plan.json
     """
-    from ninfer_convert import shares
-    from ninfer_convert.finalize import is_published
+    from ninfer_convert.run import shares
+    from ninfer_convert.run.finalize import is_published
 
     with planned_again(plan_name) as (made, file):
         if os.path.lexists(file.output) and is_published(made, file.output):
@@ -112,10 +112,10 @@ def run_shard(context: click.Context) -> None:
     choice = choose_share(shard, os.environ)
     workers, memory = chosen_threads(given["threads"]), chosen_memory(given["max_memory"])
 
-    from ninfer_convert.budget import block_bytes
-    from ninfer_convert.cuts import cut
-    from ninfer_convert.finalize import is_published
-    from ninfer_convert.shares import require_prepared, run_share
+    from ninfer_convert.plan.budget import block_bytes
+    from ninfer_convert.run.cuts import cut
+    from ninfer_convert.run.finalize import is_published
+    from ninfer_convert.run.shares import require_prepared, run_share
 
     with planned_again(plan_name, "values") as (made, file):
         share = cut(made, choice.count)[choice.index]
@@ -152,7 +152,7 @@ def finalize(plan_name: str, threads: int | None, max_memory: str | None, quiet:
     Every byte is read and compared with what the share that made it says. What is missing or wrong is named, with
     the share to run again. To do it again when all is published changes nothing.
     """
-    from ninfer_convert import finalize as finalizing
+    from ninfer_convert.run import finalize as finalizing
 
     workers = chosen_threads(threads)
     chosen_memory(max_memory)

@@ -1,0 +1,1 @@
+"""The read side: an artifact opened, decoded, verified, made again, compared and exported."""

@@ -1,0 +1,1 @@
+"""Words to plane bytes: the compiled kernels and their checked wrappers."""

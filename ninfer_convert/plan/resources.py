@@ -1,0 +1,113 @@
+"""Where a resource comes from: the first of its origins that exists, byte for byte, or a member of a JSON file.
+
+Source: recipe.md, duty 6.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ninfer_convert.errors import PlanError, SourceError, printable
+from ninfer_convert.plan.findings import Findings
+from ninfer_convert.recipe.model import ResourceOrigin, ResourceSpec
+from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.strict_json import load_object
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A resource and the origin it comes from; of one planned without being read, size and digest only."""
+
+    content: bytes
+    nbytes: int
+    sha256: str | None
+    origin: ResourceOrigin
+
+
+def read_resource(
+    spec: ResourceSpec, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
+) -> Resource:
+    """Returns a resource's bytes, or what is known of them without reading, and their origin.
+
+    Raises:
+        PlanError: no origin exists (all are named), the content is empty, or a file is unusable.
+    """
+    label = f"{spec.mark}: resource {printable(spec.name)}"
+    try:
+        found = [_found(origin, sources, inputs, findings) for origin in spec.origins]
+    except SourceError as error:
+        raise PlanError(*(f"{label}: {message}" for message in error.messages)) from error
+    existing = [resource for resource in found if resource is not None]
+    if not existing:
+        looked = ", ".join(map(origin_text, spec.origins))
+        raise PlanError(f"{label} was not found; looked at: {looked}. Name another place with file: or input:")
+    resource = existing[0]
+    if not resource.nbytes:
+        raise PlanError(f"{label}: {origin_text(resource.origin)} is empty; a resource has at least one byte")
+    if len(existing) > 1:
+        place, other = origin_text(resource.origin), origin_text(existing[1].origin)
+        findings.notes.append(f"resource {spec.name}: {place} wins over {other}")
+    if spec.sha256 and resource.sha256 is None:
+        findings.notes.append(f"resource {spec.name}: not read, so its SHA-256 is not compared yet")
+    elif spec.sha256 and resource.sha256 != spec.sha256:
+        place = origin_text(resource.origin)
+        findings.pin(f"{label}: SHA-256 {resource.sha256} found in {place}, {spec.sha256} required")
+    return resource
+
+
+def origin_text(origin: ResourceOrigin) -> str:
+    """Returns an origin as messages name it."""
+    place = f"input {origin.input}" if origin.input else f"{origin.source}:{printable(origin.file or '')}"
+    return f"{place}, member {origin.member}" if origin.member else place
+
+
+def _found(
+    origin: ResourceOrigin, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
+) -> Resource | None:
+    if origin.input is None and origin.member is None:
+        listed = sources[origin.source].listed_resource(origin.file or "")
+        if listed is not None:
+            return Resource(b"", *listed, origin)
+    content = _content(origin, sources, inputs, findings)
+    if content is None:
+        return None
+    return Resource(content, len(content), hashlib.sha256(content).hexdigest(), origin)
+
+
+def _content(
+    origin: ResourceOrigin, sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path], findings: Findings
+) -> bytes | None:
+    if origin.input is not None:
+        path = inputs.get(origin.input)
+        if path is None:
+            return None
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise SourceError(f"{printable(str(path))}: {error.strerror}") from error
+    else:
+        checkpoint, name = sources[origin.source], origin.file or ""
+        if not checkpoint.has_file(name):
+            return None
+        content = checkpoint.resource(name)
+    return content if origin.member is None else _member(content, origin, findings)
+
+
+def _member(content: bytes, origin: ResourceOrigin, findings: Findings) -> bytes | None:
+    """Returns a text member as UTF-8; of a list of {name, template} members the one called default."""
+    found = load_object(content, origin.file or origin.input or "", lenient=True).get(origin.member or "")
+    if isinstance(found, list):
+        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
+        others = ", ".join(printable(str(name)) for name in named if name != "default")
+        if others and "default" in named:
+            findings.notes.append(f"{origin_text(origin)}: default taken, {others} left out")
+        found = named.get("default")
+    if not isinstance(found, str):
+        return None
+    try:
+        return found.encode()
+    except UnicodeEncodeError as error:
+        raise SourceError(f"{origin_text(origin)} holds a lone surrogate and has no UTF-8 form") from error

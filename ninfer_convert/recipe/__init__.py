@@ -1,0 +1,1 @@
+"""The recipe language: YAML to a `Recipe`, frozen data that knows no checkpoint."""

@@ -1,0 +1,156 @@
+"""The `change` list of a recipe that extends another: inherited objects altered or dropped.
+
+Owns what a change may say and what it leaves alone. Refuses to know where the objects came from
+(`recipe_loader`).
+
+Source: recipe.md, duty 7.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from ninfer_convert.formats import FORMATS
+from ninfer_convert.recipe.expression import Expression
+from ninfer_convert.recipe.model import ObjectSpec, Requirement, ResourceSpec, TensorSpec
+from ninfer_convert.recipe.objects import ENCODERS, ObjectReader, TensorDraft
+from ninfer_convert.recipe.problems import PlacedError, Problems, ReportedError, quoted, suggestion
+from ninfer_convert.recipe.scalars import entry_kind, read_filled_list, read_members
+from ninfer_convert.recipe.scope import Scope, read_shape
+from ninfer_convert.recipe.yaml_nodes import Node
+
+_TENSOR_CHANGES = ("format", "encoder", "value", "words", "shape", "require")
+_ORIGIN_CHANGES = ("file", "input", "source", "member", "any")
+
+
+@dataclass(frozen=True, slots=True)
+class _Alteration:
+    """What a change of tensors says; a field is empty or None where it says nothing."""
+
+    nodes: Mapping[str, Node]
+    format: str
+    encoder: str
+    value: Expression | None
+    shape: tuple[int, ...] | None
+    require: tuple[Requirement, ...] | None
+
+
+class ChangeReader:
+    """Applies changes to objects; every problem is noted."""
+
+    def __init__(self, objects: ObjectReader, problems: Problems) -> None:
+        self._objects = objects
+        self._problems = problems
+
+    def apply(self, node: Node, inherited: Sequence[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
+        """Returns the objects with every change of the list made to them, in order."""
+        current = list(inherited)
+        for entry in self._problems.attempt(read_filled_list, node, "a list of changes") or ():
+            changed = self._problems.attempt(self._change, entry, current, scope)
+            current = current if changed is None else changed
+        return current
+
+    def _change(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
+        kind = entry_kind(node, ("objects", "drop", "resource"), (*_TENSOR_CHANGES, *_ORIGIN_CHANGES), "a change")
+        if kind == "objects":
+            return self._alter(node, current, scope)
+        if kind == "resource":
+            return self._replace(node, current, scope)
+        members = read_members(node, "a drop", ("drop",), (), self._problems) or {}
+        names = _matches(members["drop"], scope, [spec.name for spec in current], "object")
+        return [spec for spec in current if spec.name not in names]
+
+    def _members(self, node: Node, what: str, key: str, changes: tuple[str, ...]) -> Mapping[str, Node]:
+        members = read_members(node, what, (key,), changes, self._problems) or {}
+        if not any(key in members for key in changes):
+            raise PlacedError(node.mark, f"{what} changes nothing; it takes {', '.join(changes)}")
+        return members
+
+    def _alter(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
+        members = self._members(node, "a change of tensors", "objects", _TENSOR_CHANGES)
+        tensors = [spec.name for spec in current if isinstance(spec, TensorSpec)]
+        names = self._problems.attempt(_matches, members["objects"], scope, tensors, "tensor")
+        alteration = self._alteration(node, members, scope)
+        if names is None:
+            raise ReportedError(node.mark)
+        altered: list[ObjectSpec] = []
+        for spec in current:
+            if isinstance(spec, TensorSpec) and spec.name in names:
+                self._problems.next_turn()
+                altered.append(self._altered(spec, alteration, node))
+            else:
+                altered.append(spec)
+        return altered
+
+    def _alteration(self, node: Node, members: Mapping[str, Node], scope: Scope) -> _Alteration:
+        attempt = self._problems.attempt
+        numeric = self._objects.choice(members, "format", FORMATS)
+        encoder = self._objects.choice(members, "encoder", ENCODERS)
+        value = attempt(self._objects.value, members, scope)
+        shape = read_shape(members["shape"], scope, self._problems) if "shape" in members else None
+        require = attempt(self._objects.requirements, members["require"], scope) if "require" in members else None
+        wrong = {"value": value, "words": value, "shape": shape, "require": require}
+        if numeric is None or encoder is None or any(key in members and wrong[key] is None for key in wrong):
+            raise ReportedError(node.mark)
+        return _Alteration(members, numeric, encoder, value, shape, require)
+
+    def _altered(self, spec: TensorSpec, alteration: _Alteration, node: Node) -> TensorSpec:
+        numeric = alteration.format or spec.format
+        words = spec.words if alteration.value is None else "words" in alteration.nodes
+        encoder = alteration.encoder
+        if not encoder and not words and spec.encoder in FORMATS[numeric].encoders:
+            encoder = spec.encoder or ""
+        draft = TensorDraft(
+            mark=node.mark,
+            nodes=alteration.nodes,
+            shape=spec.shape if alteration.shape is None else alteration.shape,
+            format=numeric,
+            encoder=encoder,
+            layout="",
+            value=spec.value if alteration.value is None else alteration.value,
+            words=words,
+        )
+        require = spec.requirements if alteration.require is None else alteration.require
+        finished = self._objects.finished(draft, spec.name, require, spec.component, f"{quoted(spec.name)}: ")
+        return dataclasses.replace(finished, mark=spec.mark)
+
+    def _replace(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
+        members = self._members(node, "a change of a resource", "resource", (*_ORIGIN_CHANGES, "sha256"))
+        name = scope.text(members["resource"], "the name of a resource")
+        resources = {spec.name: spec for spec in current if isinstance(spec, ResourceSpec)}
+        if name not in resources:
+            raise PlacedError(
+                members["resource"].mark, f"no inherited resource is named {quoted(name)}{suggestion(name, resources)}"
+            )
+        spec = resources[name]
+        origins = spec.origins
+        if any(key in members for key in _ORIGIN_CHANGES):
+            origins = self._objects.origins(node, members, scope)
+        # A digest belongs to the place it was taken from: with another place it has to be given anew.
+        changed = dataclasses.replace(spec, origins=origins, sha256=self._objects.digest(members))
+        return [changed if found is spec else found for found in current]
+
+
+def without_pins(objects: Sequence[ObjectSpec], sources: Container[str]) -> list[ObjectSpec]:
+    """Returns the objects, without the SHA-256 of resources that may be taken from one of the sources.
+
+    Pins belong to the repository they were taken from: of another one they say nothing.
+    """
+    return [
+        dataclasses.replace(spec, sha256=None)
+        if isinstance(spec, ResourceSpec)
+        and any(origin.file is not None and origin.source in sources for origin in spec.origins)
+        else spec
+        for spec in objects
+    ]
+
+
+def _matches(node: Node, scope: Scope, names: Sequence[str], what: str) -> frozenset[str]:
+    glob = scope.text(node, f"a glob of {what} names")
+    found = frozenset(name for name in names if fnmatchcase(name, glob))
+    if not found:
+        raise PlacedError(node.mark, f"{quoted(glob)} matches no inherited {what}{suggestion(glob, names, listed=0)}")
+    return found

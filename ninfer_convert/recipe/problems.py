@@ -1,0 +1,132 @@
+"""Problems of a recipe: each with its place, all of them told at once, with the nearest right spelling.
+
+Owns collecting and wording. Refuses to know what is being read.
+
+Source: recipe.md, duties; case C34.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+from ninfer_convert.errors import RecipeError, printable
+from ninfer_convert.recipe.expression import Mark
+
+MAX_MESSAGES = 100
+MAX_CANDIDATES = 4096
+"""Names that one misspelling is compared with."""
+
+Result = TypeVar("Result")
+
+
+class PlacedError(RecipeError):
+    """One problem at one place."""
+
+    def __init__(self, mark: Mark, text: str) -> None:
+        super().__init__(f"{mark}: {text}")
+        self.mark = mark
+        self.text = text
+
+
+class ReportedError(PlacedError):
+    """A problem that follows from one that has been noted; nobody needs to read of it."""
+
+    def __init__(self, mark: Mark) -> None:
+        super().__init__(mark, "follows from another problem")
+
+
+class WrongRecipeError(RecipeError):
+    """Everything that is wrong with a recipe: `problems` has all of it, in the order of the places.
+
+    The messages stop after `MAX_MESSAGES` and say how many are missing.
+    """
+
+    def __init__(self, problems: Sequence[tuple[Mark, str]]) -> None:
+        messages = [f"{mark}: {text}" for mark, text in problems]
+        if len(messages) > MAX_MESSAGES:
+            messages[MAX_MESSAGES:] = [f"{len(messages) - MAX_MESSAGES} more problems are not shown"]
+        super().__init__(*messages)
+        self.problems = problems
+
+
+class Problems:
+    """Collects problems so that all of them are reported at once, in the order of their places.
+
+    A loop reads the same nodes again and again: `next_turn` says that another round begins, and a place that
+    has been complained about in an earlier turn stays quiet.
+    """
+
+    def __init__(self) -> None:
+        self._texts: dict[Mark, list[str]] = {}
+        self._turns: dict[Mark, int] = {}
+        self._turn = 0
+
+    def next_turn(self) -> None:
+        """Begins another round over nodes that may have been read before."""
+        self._turn += 1
+
+    def add(self, mark: Mark, text: str) -> None:
+        """Notes one problem."""
+        if self._turns.setdefault(mark, self._turn) == self._turn:
+            texts = self._texts.setdefault(mark, [])
+            if text not in texts:
+                texts.append(text)
+
+    def attempt(self, function: Callable[..., Result], *arguments: Any) -> Result | None:
+        """Returns the function's result, or None after noting the `PlacedError` it raised."""
+        try:
+            return function(*arguments)
+        except PlacedError as error:
+            if not isinstance(error, ReportedError):
+                self.add(error.mark, error.text)
+            return None
+
+    def stop(self, mark: Mark, text: str) -> NoReturn:
+        """Notes a problem that makes going on pointless, and raises everything noted so far."""
+        self._texts.setdefault(mark, []).append(text)
+        self.raise_if_any()
+        raise AssertionError("there is at least one problem")
+
+    def raise_if_any(self) -> None:
+        """Raises one `WrongRecipeError` with every problem, if there is one."""
+        if self._texts:
+            raise WrongRecipeError([(mark, text) for mark in sorted(self._texts) for text in self._texts[mark]])
+
+
+def quoted(text: str) -> str:
+    """Returns text as it may stand in a message: printable, shortened, in single quotes."""
+    return f"'{printable(text[:80])}{'...' if len(text) > 80 else ''}'"
+
+
+def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """Returns the candidate that was most likely meant, or None.
+
+    Case, `_`, `-` and `.` do not count; a candidate is near, too, if it alone begins with the text or if the
+    text begins with it.
+    """
+    by_form = {_form(candidate): candidate for candidate in reversed(list(candidates)[:MAX_CANDIDATES])}
+    form = _form(text)[:200]
+    begun = [name for name in by_form if len(form) > 1 and name.startswith(form)]
+    begins = [name for name in by_form if len(name) > 1 and form.startswith(name)]
+    if form in by_form:
+        return by_form[form]
+    if len(begun) == 1 or len(begins) == 1:
+        return by_form[begun[0] if len(begun) == 1 else begins[0]]
+    close = difflib.get_close_matches(form, by_form, n=1, cutoff=cutoff)
+    return by_form[close[0]] if close else None
+
+
+def _form(text: str) -> str:
+    return re.sub("[-_. ]", "", text.casefold())
+
+
+def suggestion(text: str, candidates: Iterable[str], listed: int = 16) -> str:
+    """Returns the end of a message about an unknown name: the nearest one, else a list if it is short."""
+    names = list(candidates)
+    close = nearest(text, names)
+    if close is not None:
+        return f"; nearest is {quoted(close)}"
+    return f"; known: {', '.join(map(printable, names))}" if 0 < len(names) <= listed else ""

@@ -1,0 +1,404 @@
+"""One artifact by many processes: a part file is prepared, each process makes a share of it, in any order.
+
+Owns what the processes may do to the part file. A share writes the bytes of its own range and no others, never
+reads what it writes while it works, and never makes, resizes or removes the file. Refuses to know how the
+shares are cut (`cuts`) and how they become an artifact (`finalize`).
+
+Source: cli.md, `prepare` and `run --shard`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ninfer_convert.encode.block_maker import BlockMaker
+from ninfer_convert.errors import ConvertError, OutputError, PlanError, printable
+from ninfer_convert.plan.block import BLOCK_BYTES
+from ninfer_convert.plan.block import stored_ranges as block_ranges
+from ninfer_convert.plan.planner import Plan, PlannedResource
+from ninfer_convert.plan.provenance import plan_identity
+from ninfer_convert.run.convert import FLUSH_BYTES, FLUSH_SECONDS, HASH_BYTES, Progress
+from ninfer_convert.run.cuts import Share, stored_ranges
+from ninfer_convert.run.intervals import Intervals
+from ninfer_convert.run.journal import Journal, differences, journal_path, read_journal, remove_journal
+from ninfer_convert.run.own_files import OPEN_FLAGS, PART_SUFFIX, is_own
+from ninfer_convert.run.share_journal import Segment, ShareJournal, share_journals
+from ninfer_convert.run.tasks import Task, Tasks
+from ninfer_convert.run.writer import NO_LOCKS, PartFile, read_at, write_at
+from ninfer_convert.workers import for_each
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOutcome:
+    """What a run of a share did: bytes of its range that it made, and that were there already."""
+
+    made_bytes: int
+    kept_bytes: int
+    seconds: float
+
+
+def part_path(output: Path) -> Path:
+    """Returns where the part file of an output lies."""
+    return output.with_name(output.name + PART_SUFFIX)
+
+
+def prepare(plan: Plan, output: Path) -> bool:
+    """Makes the part file of an output, with its size and head; tells whether it was not there already.
+
+    Raises:
+        PlanError: what is there belongs to another conversion, or to a run that was interrupted.
+        OutputError: the output exists, another process writes it, or a call failed.
+    """
+    identity, path = plan_identity(plan), journal_path(part_path(output))
+    if _is_prepared(plan, output, identity):
+        return False
+    with PartFile(output, plan.file_bytes) as part:
+        part.require_free_name(overwrite=False)
+        found = None if part.is_empty() else read_journal(path, len(plan.objects))
+        if found is not None and (not found.shares or found.identity != identity):
+            part.keep()
+            changed = ", ".join(differences(found.identity, identity))
+            what = "was prepared for another plan" if found.shares else "was left by an interrupted run"
+            raise PlanError(
+                f"{printable(str(part.path))} {what}{f', which differs in {changed}' if changed else ''}; complete "
+                f"that one, or remove {printable(str(part.path))}* to give it up"
+            )
+        if found is not None and part.is_full_size():
+            part.keep()
+            return False
+        for stale in (path, *share_journals(part.path)):
+            remove_journal(stale)
+        part.begin()
+        part.write(0, plan.head)
+        part.sync()
+        # The journal says that all of this has been done.
+        with Journal(path, identity, shares=True):
+            part.keep()
+    return True
+
+
+def _is_prepared(plan: Plan, output: Path, identity: Mapping[str, Any]) -> bool:
+    """Tells without the lock, which shares may be holding."""
+    found = read_journal(journal_path(part_path(output)), 0)
+    with contextlib.suppress(OSError):
+        size = part_path(output).stat(follow_symlinks=False).st_size
+        return found is not None and found.shares and found.identity == identity and size == plan.file_bytes
+    return False
+
+
+def require_prepared(plan: Plan, output: Path, plan_name: str) -> None:
+    """Raises PlanError unless the part file of this plan is prepared."""
+    path, identity = part_path(output), plan_identity(plan)
+    if _is_prepared(plan, output, identity):
+        return
+    found = read_journal(journal_path(path), 0)
+    reason = ""
+    if found is not None and found.shares and path.exists() and (changed := differences(found.identity, identity)):
+        reason = f": it was prepared for another plan, which differs in {', '.join(changed)}"
+    raise PlanError(
+        f"{printable(str(path))} is not prepared{reason}; give `prepare --plan {printable(plan_name)}` once, before "
+        "any share is run"
+    )
+
+
+class ShareFile:
+    """A prepared part file as a share has it; use as a context manager.
+
+    One descriptor only writes. The other holds the lock that keeps `finalize` away; it is read from when a share
+    is resumed, before any work.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Opens and locks the file.
+
+        Raises:
+            OutputError: it is being finalized, or cannot be opened.
+        """
+        self.path = path
+        with self._failing("open"):
+            self._fd = os.open(path, os.O_WRONLY | OPEN_FLAGS)
+        try:
+            with self._failing("open"):
+                self._lock_fd = os.open(path, os.O_RDONLY | OPEN_FLAGS)
+        except OutputError:
+            os.close(self._fd)
+            raise
+        try:
+            if not is_own(self._fd):
+                raise OutputError(f"{printable(str(path))} is not a file of ours, or has a second name")
+            self._lock()
+        except OutputError:
+            self.__exit__()
+            raise
+
+    def __enter__(self) -> ShareFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in (self._fd, self._lock_fd):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._fd = self._lock_fd = -1
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OutputError(f"{printable(str(self.path))} is being prepared or finalized") from error
+        except OSError as error:
+            # Where there are no locks, what is finalized too early fails its check and is finalized again.
+            if error.errno not in NO_LOCKS:
+                raise OutputError(f"cannot lock {printable(str(self.path))}: {error.strerror}") from error
+
+    @contextlib.contextmanager
+    def _failing(self, verb: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise OutputError(f"cannot {verb} {printable(str(self.path))}: {error.strerror}") from error
+
+    def write(self, offset: int, data: Any) -> None:
+        """Writes a contiguous buffer at a file offset. Safe from any thread."""
+        with self._failing("write"):
+            write_at(self._fd, offset, data)
+
+    def read_into(self, offset: int, out: Any) -> None:
+        """Fills a buffer with what is at a file offset. Safe from any thread."""
+        with self._failing("read back"):
+            if (end := read_at(self._lock_fd, offset, out)) is not None:
+                raise OutputError(f"{printable(str(self.path))} was truncated at {end} by another process")
+
+    def sync(self) -> None:
+        """Awaits the writing of everything so far to the disk."""
+        with self._failing("sync"):
+            os.fdatasync(self._fd)
+            # A network file system tells some errors at a close; this one keeps the file open.
+            os.close(os.dup(self._fd))
+
+    def release(self, begin: int, end: int) -> None:
+        """Tells the system that its cached copy of synced bytes `[begin, end)` is not needed any more."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._fd, begin, end - begin, os.POSIX_FADV_DONTNEED)
+
+
+def run_share(
+    plan: Plan,
+    output: Path,
+    share: Share,
+    *,
+    threads: int,
+    block_bytes: int = BLOCK_BYTES,
+    resume: bool = True,
+    progress: Progress | None = None,
+) -> ShareOutcome:
+    """Makes one share of a prepared part file, which is never removed, whatever happens.
+
+    Args:
+        plan: an accepted plan; its sources are open and its part file is prepared.
+        share: one of `cuts.cut`.
+        threads: worker threads, at least 1.
+        block_bytes: about how many source bytes one block holds.
+        resume: go on from what an earlier run of the share left, which is hashed first.
+        progress: reports bytes of the share.
+
+    Raises:
+        EncodeError, SourceError: a value or word is not legal, a source changed.
+        OutputError: another process writes the share or finalizes the file, or writing failed.
+        KeyboardInterrupt: passed on after every worker has stopped and what they did is in the journal.
+    """
+    started = time.monotonic()
+    path = part_path(output)
+    with ShareFile(path) as part, ShareJournal(path, share, plan_identity(plan), resume=resume) as journal:
+        work = _ShareRun(plan, part, journal, share, Tasks(plan, threads, block_bytes), progress)
+        kept = work.prove()
+        made = work.execute()
+        return ShareOutcome(made, kept, time.monotonic() - started)
+
+
+class _ShareRun:
+    def __init__(
+        self,
+        plan: Plan,
+        part: ShareFile,
+        journal: ShareJournal,
+        share: Share,
+        tasks: Tasks,
+        progress: Progress | None,
+    ) -> None:
+        self.plan, self.part, self.journal, self.share, self.tasks = plan, part, journal, share, tasks
+        self.progress = progress
+        self.proven = Intervals()
+        self.done = 0
+        self.total = sum(end - begin for begin, end in self._own((b, e) for b, e, _ in stored_ranges(plan)))
+
+    def _own(self, ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+        """Yields what of file ranges lies in the share."""
+        for begin, end in ranges:
+            low, high = max(begin, self.share.begin), min(end, self.share.end)
+            if low < high:
+                yield low, high
+
+    def _advance(self, nbytes: int) -> None:
+        self.done += nbytes
+        if self.progress:
+            self.progress(self.done, self.total)
+
+    # -- what an earlier run has left ---------------------------------------------------------------------------
+
+    def prove(self) -> int:
+        """Hashes what the journal claims; what proves true is not made again. Returns how many bytes that are."""
+
+        def make_worker() -> Callable[[Segment], bool]:
+            scratch = np.empty(HASH_BYTES, np.uint8)
+
+            def is_true(segment: Segment) -> bool:
+                digest = hashlib.sha256()
+                for begin in range(segment.begin, segment.end, HASH_BYTES):
+                    piece = scratch.data[: min(HASH_BYTES, segment.end - begin)]
+                    self.part.read_into(begin, piece)
+                    digest.update(piece)
+                return digest.hexdigest() == segment.sha256
+
+            return is_true
+
+        def take(segment: Segment, is_true: bool) -> None:
+            if is_true:
+                self.proven.add(segment.begin, segment.end)
+
+        claims = list(dict.fromkeys(self.journal.claims.segments))
+        for_each(claims, make_worker, take, threads=self.tasks.threads)
+        if claims:
+            self.part.release(self.share.begin, self.share.end)
+        self._advance(self.proven.nbytes)
+        return self.proven.nbytes
+
+    # -- work ---------------------------------------------------------------------------------------------------
+
+    def execute(self) -> int:
+        """Makes what is not proven; returns how many bytes that were."""
+        made = 0
+
+        def take(_: Task, segments: Sequence[Segment]) -> None:
+            nonlocal made
+            nbytes = sum(segment.end - segment.begin for segment in segments)
+            made += nbytes
+            flusher.add(segments, nbytes)
+            self._advance(nbytes)
+
+        flusher = _Flusher(self.part, self.journal, is_releasing=self.tasks.release_behind)
+        try:
+            for_each(self.tasks.prefetched(self._tasks()), self._worker, take, threads=self.tasks.threads)
+        except BaseException:
+            with contextlib.suppress(ConvertError):
+                flusher.finish()
+            raise
+        for checkpoint in self.plan.sources.values():
+            checkpoint.verify_unchanged()
+        flusher.finish()
+        if made or not self.journal.claims.is_complete:
+            self.journal.complete()
+        return made
+
+    def _tasks(self) -> Iterator[Task]:
+        for index, item in enumerate(self.plan.objects):
+            start = self.plan.payload_offset + item.offset
+            if any(self._own([(start, start + item.nbytes)])):
+                yield from filter(self._is_pending, self.tasks.of_object(index))
+        if not self.journal.claims.is_complete:
+            for condition in self.share.conditions:
+                yield from self.tasks.of_condition(condition)
+
+    def _is_pending(self, task: Task) -> bool:
+        item = self.plan.objects[task.index]
+        start = self.plan.payload_offset + item.offset
+        ranges = [(0, item.nbytes)] if isinstance(item, PlannedResource) else block_ranges(item, task.block)
+        return not all(
+            self.proven.covers(begin, end)
+            for begin, end in self._own((start + begin, start + end) for begin, end in ranges)
+        )
+
+    def _worker(self) -> Callable[[Task], list[Segment]]:
+        maker = BlockMaker()
+
+        def make(task: Task) -> list[Segment]:
+            segments = []
+            start = self.plan.payload_offset + self.plan.objects[task.index].offset
+            for offset, data in self.tasks.make(maker, task):
+                first = start + offset
+                for begin, end in self._own([(first, first + data.nbytes)]):
+                    own = data[begin - first : end - first]
+                    self.part.write(begin, own)
+                    # Of what is in memory: the file is not read while its neighbours are being written.
+                    segments.append(Segment(begin, end, hashlib.sha256(own.data).hexdigest()))
+            return segments
+
+        return make
+
+
+class _Flusher:
+    """Brings segments to the disk, then into the journal, while the workers work."""
+
+    def __init__(self, part: ShareFile, journal: ShareJournal, *, is_releasing: bool) -> None:
+        self.part, self.journal, self.is_releasing = part, journal, is_releasing
+        self.changed = threading.Condition()
+        self.segments: list[Segment] = []
+        self.nbytes = 0
+        self.is_ending = False
+        self.error: BaseException | None = None
+        self.thread = threading.Thread(target=self._work, daemon=True)
+        try:
+            self.thread.start()
+        except RuntimeError as error:
+            raise OutputError(f"a thread cannot be started: {error}; use fewer --threads") from error
+
+    def add(self, segments: Sequence[Segment], nbytes: int) -> None:
+        """Takes what was written; raises what the flushing has raised meanwhile."""
+        with self.changed:
+            if self.error is not None:
+                raise self.error
+            self.segments += segments
+            self.nbytes += nbytes
+            if self.nbytes >= FLUSH_BYTES:
+                self.changed.notify_all()
+
+    def finish(self) -> None:
+        """Returns when everything is on the disk and in the journal."""
+        with self.changed:
+            self.is_ending = True
+            self.changed.notify_all()
+        while self.thread.is_alive():
+            with contextlib.suppress(KeyboardInterrupt):
+                self.thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _work(self) -> None:
+        try:
+            is_ending = False
+            while not is_ending:
+                with self.changed:
+                    if not self.is_ending and self.nbytes < FLUSH_BYTES:
+                        self.changed.wait(FLUSH_SECONDS)
+                    is_ending = self.is_ending
+                    batch, self.segments, self.nbytes = self.segments, [], 0
+                if batch:
+                    self._flush(batch)
+        except BaseException as error:
+            self.error = error
+
+    def _flush(self, batch: Sequence[Segment]) -> None:
+        self.part.sync()
+        self.journal.record(batch)
+        if self.is_releasing:
+            self.part.release(min(each.begin for each in batch), max(each.end for each in batch))

@@ -1,0 +1,1 @@
+"""Checkpoints: headers, names and the bytes of tensors, from directories, files and the hub."""

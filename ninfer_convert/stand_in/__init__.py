@@ -1,0 +1,1 @@
+"""Checkpoints of the right shape with made-up weights, for the demonstration and for tests."""
