@@ -117,7 +117,7 @@ def test_every_page_is_drawn_without_a_word_on_the_console_and_fits(browser, pag
 
 
 def test_words_have_the_values_that_the_formats_give_them(browser, pages):
-    source = (Path(__file__).parents[1] / "ninfer_convert" / "page_files" / "basis.js").read_text(encoding="utf-8")
+    source = (Path(__file__).parents[1] / "ninfer_convert" / "page" / "files" / "basis.js").read_text(encoding="utf-8")
     function = source[source.index("function wordValue") :].partition("\n}\n")[0] + "\n}"
     show(browser, pages["alone"])
     for kind, largest, expand in (
