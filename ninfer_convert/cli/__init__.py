@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from ninfer_convert import __version__
-from ninfer_convert.cli.output import say
+from ninfer_convert.cli.output import open_streams, say, settle_streams
 from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputError
 
 COMMANDS = {
@@ -88,9 +88,7 @@ def cli() -> None:
 
 def main() -> None:
     """Runs the command line and exits with its code. Source: cli.md, "Exit codes"."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")
+    open_streams()
     for number in SIGNALS:
         # What a parent has told us to ignore, as nohup does, stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
@@ -108,6 +106,7 @@ def main() -> None:
     # Under `python -m` an interrupt that passed through exec of a text ends the process as signal 2, caught or not,
     # unless another text is executed afterwards.
     exec("")
+    settle_streams()
     sys.exit(code)
 
 
@@ -133,7 +132,9 @@ def _run() -> int:
         if isinstance(error.__cause__, KeyboardInterrupt):
             return _interrupted()
         # The reader of our output went away; what it had read was enough for it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except SystemExit:
+        # click, told to leave the exit to us, still exits on a broken pipe outside of commands, such as that of help.
         return 0
     except Exception as error:
         if os.environ.get("NINFER_CONVERT_DEBUG") == "1":

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -19,6 +19,8 @@ from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
+    from tqdm import tqdm
+
     from ninfer_convert.plan.planner import Plan
     from ninfer_convert.recipe.model import Recipe
     from ninfer_convert.source.acquisition import Access
@@ -190,17 +192,31 @@ def progress(verb: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] |
     if quiet:
         yield None
     elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        from tqdm import tqdm
-
-        with tqdm(unit="B", unit_scale=True, unit_divisor=1024, desc=verb, leave=False) as bar:
-
-            def show(done: int, total: int) -> None:
-                bar.total = total
-                bar.update(done - bar.n)
-
-            yield show
+        yield from _bar(verb)
     else:
         yield _log_lines(verb)
+
+
+def _bar(verb: str) -> Iterator[Callable[[int, int], None]]:
+    """Yields what moves a bar. A terminal that goes away meanwhile takes the bar with it, and nothing else."""
+    from tqdm import tqdm
+
+    bar: tqdm[NoReturn] | None = None
+    with contextlib.suppress(OSError):
+        bar = tqdm(unit="B", unit_scale=True, unit_divisor=1024, desc=verb, leave=False)
+
+    def show(done: int, total: int) -> None:
+        if bar is not None:
+            bar.total = total
+            with contextlib.suppress(OSError):
+                bar.update(done - bar.n)
+
+    try:
+        yield show
+    finally:
+        with contextlib.suppress(OSError):
+            if bar is not None:
+                bar.close()
 
 
 def _log_lines(verb: str) -> Callable[[int, int], None]:
