@@ -26,6 +26,7 @@ ROWS = [
     "recipe.expression",
     "recipe.model",
     "recipe.problems",
+    "recipe.globs",
     "recipe.yaml_nodes",
     "recipe.scalars",
     "recipe.scope",

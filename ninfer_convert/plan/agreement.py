@@ -5,16 +5,15 @@ Source: recipe.md, duties 2 and 6.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ninfer_convert.errors import printable
 from ninfer_convert.plan.findings import Findings
+from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import Recipe, SourceSpec
 from ninfer_convert.source.checkpoint import Checkpoint
 from ninfer_convert.source.names import unwrapped
@@ -82,10 +81,14 @@ def check_coverage(
         is_complete: whether `used` is all that would be used; else nothing is said about unused tensors.
     """
     findings.warnings += checkpoint.warnings
-    names = [*checkpoint.tensors, *checkpoint.absent]
+    names = dict.fromkeys([*checkpoint.tensors, *checkpoint.absent])
     ignored: set[str] = set()
+    globs = Globs()
     for glob, mark in spec.ignore:
-        matches = _matching(glob, names)
+        matches = globs.matching(glob, names)
+        if matches is None:
+            findings.problem(f"{mark}: ignore: {too_many()}")
+            return
         if not matches:
             findings.problem(f"{mark}: ignore {printable(glob)} matches no tensor of source {spec.name}")
         if overlap := sorted(used.intersection(matches)):
@@ -138,7 +141,3 @@ def _is_equal(expected: Any, found: Any) -> bool:
         return expected is found
     return bool(expected == found)
 
-
-def _matching(glob: str, names: Iterable[str]) -> list[str]:
-    pattern = re.compile(fnmatch.translate(glob))
-    return [name for name in names if pattern.match(name)]

@@ -44,6 +44,9 @@ from ninfer_convert.recipe.expression import (
 from ninfer_convert.source.checkpoint import Checkpoint
 from ninfer_convert.source.quantization import quantization_methods
 
+MAX_HINTS = 50
+"""Missing tensors that are told with the names nearest to them: each costs a look at every name of the source."""
+
 QUANTIZED_FIELDS = (
     *("weight_packed", "weight_scale", "weight_global_scale", "input_global_scale"),
     *("weight_scale_2", "weight_scale_inv"),
@@ -99,6 +102,7 @@ class Binder:
         self.used: dict[str, set[str]] = {name: set() for name in sources}
         self.absent: dict[tuple[str, str], dict[str, None]] = {}
         self.notes: list[str] = []
+        self._hints = 0
 
     def value(self, expression: Expression) -> Value:
         """Returns the bound value of an expression over tensors.
@@ -173,7 +177,8 @@ class Binder:
     def _why_missing(self, source: str, name: str) -> str:
         checkpoint = self._sources[source]
         message = f"tensor {printable(name)} is not in source {source} ({printable(checkpoint.location)})"
-        near = [printable(candidate) for candidate in checkpoint.nearest(name)]
+        self._hints += 1
+        near = [printable(candidate) for candidate in checkpoint.nearest(name)] if self._hints <= MAX_HINTS else []
         if near:
             message += f"; nearest: {', '.join(near)}"
         if name.endswith("lm_head.weight"):

@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.recipe.expression import Expression
+from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import ObjectSpec, Requirement, ResourceSpec, TensorSpec
 from ninfer_convert.recipe.objects import ENCODERS, ObjectReader, TensorDraft
 from ninfer_convert.recipe.problems import PlacedError, Problems, ReportedError, quoted, suggestion
@@ -41,9 +41,10 @@ class _Alteration:
 class ChangeReader:
     """Applies changes to objects; every problem is noted."""
 
-    def __init__(self, objects: ObjectReader, problems: Problems) -> None:
+    def __init__(self, objects: ObjectReader, problems: Problems, globs: Globs) -> None:
         self._objects = objects
         self._problems = problems
+        self._globs = globs
 
     def apply(self, node: Node, inherited: Sequence[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
         """Returns the objects with every change of the list made to them, in order."""
@@ -60,7 +61,7 @@ class ChangeReader:
         if kind == "resource":
             return self._replace(node, current, scope)
         members = read_members(node, "a drop", ("drop",), (), self._problems) or {}
-        names = _matches(members["drop"], scope, [spec.name for spec in current], "object")
+        names = self._matches(members["drop"], scope, [spec.name for spec in current], "object")
         return [spec for spec in current if spec.name not in names]
 
     def _members(self, node: Node, what: str, key: str, changes: tuple[str, ...]) -> Mapping[str, Node]:
@@ -72,7 +73,7 @@ class ChangeReader:
     def _alter(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
         members = self._members(node, "a change of tensors", "objects", _TENSOR_CHANGES)
         tensors = [spec.name for spec in current if isinstance(spec, TensorSpec)]
-        names = self._problems.attempt(_matches, members["objects"], scope, tensors, "tensor")
+        names = self._problems.attempt(self._matches, members["objects"], scope, tensors, "tensor")
         alteration = self._alteration(node, members, scope)
         if names is None:
             raise ReportedError(node.mark)
@@ -117,9 +118,21 @@ class ChangeReader:
         finished = self._objects.finished(draft, spec.name, require, spec.component, f"{quoted(spec.name)}: ")
         return dataclasses.replace(finished, mark=spec.mark)
 
+    def _matches(self, node: Node, scope: Scope, names: Sequence[str], what: str) -> frozenset[str]:
+        glob = scope.text(node, f"a glob of {what} names")
+        found = self._globs.matching(glob, names)
+        if found is None:
+            self._problems.stop(node.mark, too_many())
+        if not found:
+            hint = suggestion(glob, names, listed=0)
+            raise PlacedError(node.mark, f"{quoted(glob)} matches no inherited {what}{hint}")
+        return frozenset(found)
+
     def _replace(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
         members = self._members(node, "a change of a resource", "resource", (*_ORIGIN_CHANGES, "sha256"))
         name = scope.text(members["resource"], "the name of a resource")
+        if not self._globs.may_look_at(len(current)):
+            self._problems.stop(node.mark, too_many())
         resources = {spec.name: spec for spec in current if isinstance(spec, ResourceSpec)}
         if name not in resources:
             raise PlacedError(
@@ -146,11 +159,3 @@ def without_pins(objects: Sequence[ObjectSpec], sources: Container[str]) -> list
         else spec
         for spec in objects
     ]
-
-
-def _matches(node: Node, scope: Scope, names: Sequence[str], what: str) -> frozenset[str]:
-    glob = scope.text(node, f"a glob of {what} names")
-    found = frozenset(name for name in names if fnmatchcase(name, glob))
-    if not found:
-        raise PlacedError(node.mark, f"{quoted(glob)} matches no inherited {what}{suggestion(glob, names, listed=0)}")
-    return found

@@ -181,7 +181,7 @@ class ExpressionReader:
             )
         value = scope.value(name)
         if value is None:
-            names = [f"${known}" for known in scope.value_names()]
+            names = (f"${known}" for known in scope.value_names())
             raise PlacedError(node.mark, f"no value is named {quoted(node.text)} here{suggestion(node.text, names)}")
         if value.busy:
             raise PlacedError(node.mark, f"value {quoted(node.text)} is made of itself")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from ninfer_convert.recipe.blocks import MAX_ENTRIES, BlockReader
 from ninfer_convert.recipe.changes import ChangeReader, without_pins
 from ninfer_convert.recipe.expression import Cast, Expression, Mark, operands
 from ninfer_convert.recipe.expressions import ExpressionReader
 from ninfer_convert.recipe.files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
+from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import ConditionSpec, Evidence, ObjectSpec, Recipe, TensorSpec
 from ninfer_convert.recipe.objects import ObjectReader
 from ninfer_convert.recipe.problems import Problems, quoted, suggestion
@@ -60,6 +60,7 @@ class _Assembly:
         sets = IndexSets(merged_section(chain, "sets", "set", problems), names, problems)
         self._scope = names.inner({}, merged_section(chain, "values", "value", problems))
         self._blocks = BlockReader(sets, problems)
+        self._globs = Globs()
         self._require_size()
         self._sections = SectionReader(chain, names, self._blocks, problems)
         self._sources = self._sections.sources()
@@ -112,7 +113,7 @@ class _Assembly:
                         self._problems.stop(node.mark, text)
 
     def _all_objects(self) -> list[ObjectSpec]:
-        changes = ChangeReader(self._objects, self._problems)
+        changes = ChangeReader(self._objects, self._problems, self._globs)
         objects: list[ObjectSpec] = []
         for document in self._chain:
             objects = without_pins(objects, self._sections.moved(document))
@@ -154,12 +155,18 @@ class _Assembly:
             self._problems.add(spec.mark, text)
 
     def _require_evidence(self, objects: Sequence[ObjectSpec], evidence: tuple[Evidence, ...] | None) -> None:
-        names = [spec.name for spec in objects]
+        names = dict.fromkeys(spec.name for spec in objects)
         # What a base cites may speak of objects that a change has dropped.
         own = [entry for entry in evidence or () if entry.mark.file == self._chain[-1].mark.file]
-        for glob, mark in (pair for entry in own for pair in entry.objects) if names else ():
-            if not any(fnmatchcase(name, glob) for name in names):
-                self._problems.add(mark, f"{quoted(glob)} matches no object{suggestion(glob, names, listed=0)}")
+        covered: set[str] = set()
+        for entry in (evidence or ()) if names else ():
+            for glob, mark in entry.objects:
+                found = self._globs.matching(glob, names)
+                if found is None:
+                    self._problems.stop(mark, too_many())
+                if not found and entry in own:
+                    self._problems.add(mark, f"{quoted(glob)} matches no object{suggestion(glob, names, listed=0)}")
+                covered.update(found)
         if evidence == ():
             return
         lossy = [spec for spec in objects if isinstance(spec, TensorSpec) and is_lossy(spec)]
@@ -167,9 +174,8 @@ class _Assembly:
             text = f"{len(lossy)} objects lose precision, {quoted(lossy[0].name)} first, and 'evidence' is missing"
             self._problems.add(self._chain[-1].mark, f"{text}; cite it, or write 'evidence: none' for a demonstration")
             return
-        globs = [glob for entry in evidence or () for glob, _mark in entry.objects]
         for spec in lossy:
-            if not any(fnmatchcase(spec.name, glob) for glob in globs):
+            if spec.name not in covered:
                 self._problems.next_turn()
                 self._problems.add(spec.mark, f"object {quoted(spec.name)} loses precision and no evidence covers it")
 

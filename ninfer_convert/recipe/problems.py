@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
 from ninfer_convert.errors import RecipeError, printable
@@ -18,6 +19,11 @@ from ninfer_convert.recipe.expression import Mark
 MAX_MESSAGES = 100
 MAX_CANDIDATES = 4096
 """Names that one misspelling is compared with."""
+
+MAX_COMPARISONS = 10_000
+"""Names that all misspellings of one recipe are compared with; the ones that are left get no suggestion."""
+
+_comparisons_left = ContextVar("comparisons_left", default=MAX_COMPARISONS)
 
 Result = TypeVar("Result")
 
@@ -60,6 +66,7 @@ class Problems:
     """
 
     def __init__(self) -> None:
+        _comparisons_left.set(MAX_COMPARISONS)
         self._texts: dict[Mark, list[str]] = {}
         self._turns: dict[Mark, int] = {}
         self._turn = 0
@@ -107,7 +114,11 @@ def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     Case, `_`, `-` and `.` do not count; a candidate is near, too, if it alone begins with the text or if the
     text begins with it.
     """
-    by_form = {_form(candidate): candidate for candidate in reversed(list(candidates)[:MAX_CANDIDATES])}
+    compared = list(candidates)[:MAX_CANDIDATES]
+    _comparisons_left.set(_comparisons_left.get() - len(compared))
+    if _comparisons_left.get() < 0:
+        return None
+    by_form = {_form(candidate): candidate for candidate in reversed(compared)}
     form = _form(text)[:200]
     begun = [name for name in by_form if len(form) > 1 and name.startswith(form)]
     begins = [name for name in by_form if len(name) > 1 and form.startswith(name)]
@@ -125,6 +136,8 @@ def _form(text: str) -> str:
 
 def suggestion(text: str, candidates: Iterable[str], listed: int = 16) -> str:
     """Returns the end of a message about an unknown name: the nearest one, else a list if it is short."""
+    if _comparisons_left.get() < 0:
+        return ""
     names = list(candidates)
     close = nearest(text, names)
     if close is not None:

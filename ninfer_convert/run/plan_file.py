@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.errors import PlanError, UsageError, printable
+from ninfer_convert.errors import PlanError, SourceError, UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import plan_identity, totals
 from ninfer_convert.run.journal import differences
 from ninfer_convert.run.own_files import write_file
 from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.strict_json import load_object
 
 SCHEMA = 1
 KIND = "ninfer-convert plan"
@@ -115,8 +116,8 @@ def read_plan_file(path: str) -> PlanFile:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}; make it with `plan RECIPE -o PLAN.json --output OUT`") from error
-    with contextlib.suppress(ValueError, RecursionError, TypeError, KeyError):
-        document = json.loads(raw)
+    with contextlib.suppress(SourceError, TypeError, KeyError):
+        document = load_object(raw, name)
         if document["kind"] == KIND and document["schema"] == SCHEMA and document["unpinned"] in (False, True):
             return PlanFile(
                 path,
