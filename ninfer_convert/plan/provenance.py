@@ -204,7 +204,7 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
             "converter": __version__,
             "python": platform.python_version(),
             "platform": platform.platform(),
-            "packages": {name: importlib.metadata.version(name) for name in REPORTED_PACKAGES},
+            "packages": {name: _version(name) for name in REPORTED_PACKAGES},
             "host": platform.node(),
             "finished": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "seconds": round(outcome.seconds, 3),
@@ -214,6 +214,14 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
             "command": list(map(printable, command)),
         },
     }
+
+
+def _version(package: str) -> str | None:
+    """Returns a package's version, or None where its metadata cannot be read, as in a trimmed image."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _source_json(plan: Plan, name: str) -> dict[str, Any]:
