@@ -180,25 +180,56 @@ class TestLocation:
         write(tmp_path / "adapter_model.safetensors", {"w": u8(1)})
         refused(tmp_path, r"holds only adapter_model\.safetensors, which is no model")
 
-    @pytest.mark.parametrize("kind", ["pipe", "directory", "device"])
+    @pytest.mark.parametrize("kind", ["pipe", "directory"])
     def test_weights_must_be_a_regular_file(self, tmp_path: Path, kind: str) -> None:
         path = tmp_path / FIRST
-        if kind == "pipe":
-            os.mkfifo(path)
-        elif kind == "directory":
-            path.mkdir()
-        else:
-            path.symlink_to("/dev/zero")
+        os.mkfifo(path) if kind == "pipe" else path.mkdir()
         write_index(tmp_path, {"w": FIRST})
         refused(tmp_path, rf"{FIRST}: is .*; required: a regular file")
 
-    def test_a_plain_link_to_weights_elsewhere_is_followed(self, tmp_path: Path) -> None:
-        real = write(tmp_path / "disk" / "big.bin", {"w": u8(5)})
-        (tmp_path / "model").mkdir()
-        (tmp_path / "model" / "model.safetensors").symlink_to(real)
-        with open_checkpoint(tmp_path / "model") as checkpoint:
-            assert read(checkpoint, "w") == b"\5"
-            assert checkpoint.tensors["w"].file == "model.safetensors"
+    @pytest.mark.parametrize("target", ["/dev/zero", "../disk/big.safetensors"])
+    def test_a_link_to_weights_elsewhere_is_refused_unless_the_file_itself_is_given(
+        self, tmp_path: Path, target: str
+    ) -> None:
+        write(tmp_path / "disk" / "big.safetensors", {"w": u8(5)})
+        model = tmp_path / "model"
+        model.mkdir()
+        (model / "model.safetensors").symlink_to(target)
+        refused(model, r"model\.safetensors: is a link to .*, outside the checkpoint's directory; put the file itself")
+        (model / "model.safetensors").rename(model / FIRST)
+        write_index(model, {"w": FIRST})
+        refused(model, rf"{FIRST}: is a link to .*, outside the checkpoint's directory")
+        if target != "/dev/zero":
+            with open_checkpoint(model / FIRST) as checkpoint:
+                assert read(checkpoint, "w") == b"\5"
+
+    def test_an_index_elsewhere_is_refused(self, tmp_path: Path) -> None:
+        model = sharded(tmp_path / "model")
+        (model / INDEX).rename(tmp_path / "index.json")
+        (model / INDEX).symlink_to("../index.json")
+        refused(model, r"index\.json: is a link to .*index\.json, outside the checkpoint's directory")
+
+    def test_links_inside_the_directory_are_followed(self, tmp_path: Path) -> None:
+        model = sharded(tmp_path / "model")
+        (model / "parts").mkdir()
+        (model / FIRST).rename(model / "parts" / "one")
+        (model / FIRST).symlink_to("parts/one")
+        (tmp_path / "alias").symlink_to(model)
+        for location in (model, tmp_path / "alias"):
+            with open_checkpoint(location) as checkpoint:
+                assert read(checkpoint, "a") == b"\1\2"
+
+    def test_links_of_a_download_directory_to_blobs_of_the_cache_are_followed(self, tmp_path: Path) -> None:
+        blobs = tmp_path / "cache" / "models--o--n" / "blobs"
+        blobs.mkdir(parents=True)
+        write(blobs / ("a" * 64), {"w": u8(5)})
+        (blobs / ("b" * 40)).write_text("{}")
+        model = tmp_path / "download"
+        model.mkdir()
+        (model / "model.safetensors").symlink_to(blobs / ("a" * 64))
+        (model / "config.json").symlink_to(blobs / ("b" * 40))
+        with open_checkpoint(model) as checkpoint:
+            assert (read(checkpoint, "w"), checkpoint.config) == (b"\5", {})
 
 
 class TestIndex:

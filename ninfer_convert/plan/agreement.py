@@ -5,17 +5,18 @@ Source: recipe.md, duties 2 and 6.
 
 from __future__ import annotations
 
-import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.errors import printable
+from ninfer_convert.errors import ConvertError, printable
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import Recipe, SourceSpec
 from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.source.io import Stamp, file_digest, require_unchanged
 from ninfer_convert.source.names import unwrapped
 
 SHOWN_NAMES = 5
@@ -48,27 +49,36 @@ def check_source(spec: SourceSpec, checkpoint: Checkpoint, findings: Findings) -
         findings.problem(f"source {spec.name}: config.json {path}: {found} found, {required} required")
 
 
-def check_inputs(recipe: Recipe, inputs: Mapping[str, Path], findings: Findings) -> dict[str, str]:
-    """Returns the SHA-256 of every auxiliary input, compared with the recipe's pins."""
+def check_inputs(
+    recipe: Recipe, inputs: Mapping[str, Path], findings: Findings
+) -> tuple[dict[str, str], dict[str, Stamp]]:
+    """Returns the SHA-256 of every auxiliary input, compared with the recipe's pins, and the states they are of."""
     for name in inputs.keys() - recipe.inputs.keys():
         known = ", ".join(recipe.inputs) or "none"
         findings.problem(f"input {printable(name)} is not one of the recipe's inputs ({known})")
     digests: dict[str, str] = {}
+    states: dict[str, Stamp] = {}
     for name, spec in recipe.inputs.items():
         path = inputs.get(name)
         if path is None:
             findings.problem(f"{spec.mark}: input {name} is not given; add --input {name}=PATH")
             continue
         try:
-            with path.open("rb") as file:
-                digests[name] = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            findings.problem(f"input {name}: {printable(str(path))}: {error.strerror}")
+            found, states[name] = file_digest(os.fspath(path))
+        except ConvertError as error:
+            findings.problem(*(f"input {name}: {message}" for message in error.messages))
             continue
-        if spec.sha256 and digests[name] != spec.sha256:
+        digests[name] = found
+        if spec.sha256 and found != spec.sha256:
             place = printable(str(path))
-            findings.pin(f"input {name} ({place}): SHA-256 {digests[name]} found, {spec.sha256} required")
-    return digests
+            findings.pin(f"input {name} ({place}): SHA-256 {found} found, {spec.sha256} required")
+    return digests, states
+
+
+def require_inputs_unchanged(inputs: Mapping[str, Path], states: Mapping[str, Stamp]) -> None:
+    """Raises SourceError when an input is no longer the file that was hashed, so that something else was used."""
+    for name, state in states.items():
+        require_unchanged(os.fspath(inputs[name]), state)
 
 
 def check_coverage(

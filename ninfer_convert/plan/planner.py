@@ -16,7 +16,13 @@ from ninfer_convert.artifact import container
 from ninfer_convert.errors import ConvertError, PlanError, SourceError, printable
 from ninfer_convert.formats import FORMATS, BlockScaledFormat, DirectFormat, NumericFormat, RowScaledFormat
 from ninfer_convert.layout import Geometry, geometry
-from ninfer_convert.plan.agreement import check_coverage, check_inputs, check_source, check_usable
+from ninfer_convert.plan.agreement import (
+    check_coverage,
+    check_inputs,
+    check_source,
+    check_usable,
+    require_inputs_unchanged,
+)
 from ninfer_convert.plan.casts import CASTS, WORD_BYTES
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.plan.requirements import require
@@ -166,7 +172,7 @@ class _Planner:
         check_usable(self.sources, findings)
         for spec in self.recipe.sources.values():
             check_source(spec, self.sources[spec.name], findings)
-        input_digests = check_inputs(self.recipe, self.inputs, findings)
+        input_digests, input_states = check_inputs(self.recipe, self.inputs, findings)
         absent = self._absent_components()
         planned: list[PlannedObject] = []
         cursor = 0
@@ -186,6 +192,7 @@ class _Planner:
             used = self.binder.used[spec.name]
             check_coverage(spec, self.sources[spec.name], used, findings, is_complete=self.is_bound)
         findings.raise_problems()
+        require_inputs_unchanged(self.inputs, input_states)
         if not planned:
             raise PlanError(f"{self.recipe.path}: every object belongs to a component that is absent from the source")
         head = container.encode_head(

@@ -190,7 +190,7 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
         "inputs": {
             name: {
                 "path": printable(str(plan.inputs[name])),
-                "bytes": plan.inputs[name].stat().st_size,
+                "bytes": _file_bytes(plan.inputs[name]),
                 "sha256": digest,
             }
             for name, digest in plan.input_digests.items()
@@ -221,6 +221,14 @@ def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _file_bytes(path: Path) -> int | None:
+    """Returns the size of an input as it is now; what was read of it was read before the first byte was written."""
+    try:
+        return path.stat().st_size
+    except OSError:
         return None
 
 

@@ -6,6 +6,7 @@ Source: recipe.md, duty 6.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,11 @@ from ninfer_convert.errors import PlanError, SourceError, printable
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.recipe.model import ResourceOrigin, ResourceSpec
 from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.source.files import MAX_RESOURCE_BYTES
+from ninfer_convert.source.io import read_small
 from ninfer_convert.strict_json import load_object
+
+SHOWN_TEMPLATES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +89,7 @@ def _content(
         path = inputs.get(origin.input)
         if path is None:
             return None
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise SourceError(f"{printable(str(path))}: {error.strerror}") from error
+        content = read_small(os.fspath(path), MAX_RESOURCE_BYTES)
     else:
         checkpoint, name = sources[origin.source], origin.file or ""
         if not checkpoint.has_file(name):
@@ -100,8 +102,9 @@ def _member(content: bytes, origin: ResourceOrigin, findings: Findings) -> bytes
     """Returns a text member as UTF-8; of a list of {name, template} members the one called default."""
     found = load_object(content, origin.file or origin.input or "", lenient=True).get(origin.member or "")
     if isinstance(found, list):
-        named = {entry.get("name"): entry.get("template") for entry in found if isinstance(entry, dict)}
-        others = ", ".join(printable(str(name)) for name in named if name != "default")
+        entries = [entry for entry in found if isinstance(entry, dict) and isinstance(entry.get("name"), str)]
+        named = {entry["name"]: entry.get("template") for entry in entries}
+        others = ", ".join(printable(name[:80]) for name in list(named)[:SHOWN_TEMPLATES] if name != "default")
         if others and "default" in named:
             findings.notes.append(f"{origin_text(origin)}: default taken, {others} left out")
         found = named.get("default")

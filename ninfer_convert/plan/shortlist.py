@@ -5,6 +5,7 @@ Source: targets/qwen3.6-27b.md, "Shortlist".
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from ninfer_convert.errors import PlanError, SourceError, printable
 from ninfer_convert.plan.value import Constant
 from ninfer_convert.recipe.expression import Shortlist
 from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.source.io import open_regular, read_range
 from ninfer_convert.strict_json import load_object
 
 
@@ -53,17 +55,17 @@ def _descending(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
 
 def _total_counts(leaf: Shortlist, path: Path) -> npt.NDArray[np.int64]:
     """Returns row 0 of the counts, which begins the file; only the candidates' part of it is needed."""
+    needed, descriptor = leaf.candidates * 8, open_regular(os.fspath(path))
     try:
-        with path.open("rb") as file:
-            head = file.read(leaf.candidates * 8)
-    except OSError as error:
-        raise SourceError(f"input {leaf.counts} ({printable(str(path))}): {error.strerror}") from error
-    if len(head) != leaf.candidates * 8:
-        raise PlanError(
-            f"{leaf.mark}: input {leaf.counts} ({printable(str(path))}) holds {len(head)} bytes; "
-            f"{leaf.candidates} I64 counts need {leaf.candidates * 8}"
-        )
-    return np.frombuffer(head, "<i8").astype(np.int64)
+        held = os.fstat(descriptor).st_size
+        if held < needed:
+            raise PlanError(
+                f"{leaf.mark}: input {leaf.counts} ({printable(str(path))}) holds {held} bytes; "
+                f"{leaf.candidates} I64 counts need {needed}"
+            )
+        return np.frombuffer(read_range(descriptor, 0, needed, os.fspath(path)), "<i8").astype(np.int64)
+    finally:
+        os.close(descriptor)
 
 
 def _special_ids(leaf: Shortlist, tokenizer: Checkpoint) -> list[int]:

@@ -31,6 +31,8 @@ MAX_PROBLEMS = 20
 """Messages that one error shows; the rest is counted."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_BLOB = re.compile(r"/models--[^/]+/blobs/(?:[0-9a-f]{40}|[0-9a-f]{64})$")
+"""Where older clients of the hub put the files of a download directory, leaving links to them there."""
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SHARD = re.compile(r"-\d+-of-0*(\d+)\.safetensors")
 _OTHER_WEIGHTS = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".h5", ".msgpack")
@@ -76,7 +78,8 @@ def locate(location: str) -> Location:
     file, or such a file itself, or an entry `models--owner--name` of the hub's cache.
 
     Raises:
-        SourceError: the location is none of these, or its index is malformed.
+        SourceError: the location is none of these, its index is malformed, or a link leads out of the directory
+            and not to a blob of the hub's cache.
     """
     if not location:
         raise SourceError("a source location is empty; required: a path")
@@ -89,15 +92,18 @@ def locate(location: str) -> Location:
     if not is_directory:
         return _single_file(location)
     directory, warnings = _snapshot(location)
+    hub = _hub_entry(directory)
     if os.path.lexists(os.path.join(directory, INDEX)):
         path = os.path.join(directory, INDEX)
+        _require_inside(directory, hub, [INDEX])
         index = _parse_index(read_small(path, MAX_INDEX_BYTES), path)
         weights = tuple(sorted(index.shards))
     else:
         listing = _listing(directory)
         index, weights = None, (_only_file(directory, weight_names(directory), listing),)
+    _require_inside(directory, hub, weights)
     warnings += _unread(directory, weight_names(directory), weights, index)
-    return Location(directory, weights, index, _hub_entry(directory), tuple(warnings))
+    return Location(directory, weights, index, hub, tuple(warnings))
 
 
 def locate_listed(where: str, names: Sequence[str], read: Callable[[str], bytes], entry: HubEntry) -> Location:
@@ -152,7 +158,7 @@ def read_beside(location: Location, file: str, limit: int = MAX_RESOURCE_BYTES) 
     path = beside(location, file)
     if message := dangling_link(path):
         raise SourceError(message)
-    _require_inside(location, path)
+    _require_inside(location.directory, location.hub, [os.path.relpath(path, location.directory)])
     raw = read_small(path, limit)
     if is_lfs_pointer(raw):
         raise SourceError(lfs_message(printable(path)))
@@ -332,11 +338,18 @@ def _hub_entry(directory: str) -> HubEntry | None:
     return None
 
 
-def _require_inside(location: Location, path: str) -> None:
-    root, target = os.path.realpath(location.directory), os.path.realpath(path)
-    roots = (root, *(location.hub.blob_directories if location.hub else ()))
-    if not any(os.path.commonpath([place, target]) == place for place in map(os.path.realpath, roots)):
-        raise SourceError(
-            f"{printable(path)}: is a link to {printable(target)}, outside the checkpoint's directory;"
-            " put a copy of the file in its place"
-        )
+def _require_inside(directory: str, hub: HubEntry | None, files: Sequence[str]) -> None:
+    """Raises SourceError for links that lead out of the directory; those to nothing are told where they are read."""
+    roots = [os.path.realpath(root) for root in (directory, *(hub.blob_directories if hub else ()))]
+    problems = []
+    for file in files:
+        path = os.path.join(directory, file)
+        target = os.path.realpath(path)
+        is_inside = any(os.path.commonpath([root, target]) == root for root in roots)
+        if not is_inside and not _BLOB.search(target) and os.path.exists(path):
+            problems.append(
+                f"{printable(path)}: is a link to {printable(target)}, outside the checkpoint's directory;"
+                " put the file itself, a copy or a hard link in its place"
+            )
+    if problems:
+        raise SourceError(*summarize([problems]))

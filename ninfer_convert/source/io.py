@@ -6,6 +6,7 @@ Owns file descriptors and system calls. Refuses to know what a file holds.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 import threading
@@ -20,6 +21,7 @@ MAX_READ_BYTES = 0x7FFFF000
 """What one system call moves at most. Source: read(2)."""
 
 MAX_OPEN_FILES = 32
+DIGEST_BYTES = 1 << 20
 
 _WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR}
 
@@ -161,10 +163,30 @@ def read_small(path: str, limit: int) -> bytes:
     """
     descriptor = open_regular(path)
     try:
-        size = os.fstat(descriptor).st_size
-        if size > limit:
-            raise SourceError(f"{printable(path)}: has {size} bytes; at most {limit} are read from such a file")
-        return read_range(descriptor, 0, size, path)
+        before = stamp(descriptor)
+        if before.size > limit:
+            raise SourceError(f"{printable(path)}: has {before.size} bytes; at most {limit} are read from such a file")
+        content = read_range(descriptor, 0, before.size, path)
+        _require_same(path, before, stamp(descriptor))
+        return content
+    finally:
+        os.close(descriptor)
+
+
+def file_digest(path: str) -> tuple[str, Stamp]:
+    """Returns the SHA-256 of a regular file, in hexadecimal, and the state in which it was read.
+
+    Raises:
+        SourceError: not a regular file, or changed while it was read.
+        OutputError: the system refused.
+    """
+    descriptor = open_regular(path)
+    try:
+        before, digest = stamp(descriptor), hashlib.sha256()
+        for begin in range(0, before.size, DIGEST_BYTES):
+            digest.update(read_range(descriptor, begin, min(before.size, begin + DIGEST_BYTES), path))
+        _require_same(path, before, stamp(descriptor))
+        return digest.hexdigest(), before
     finally:
         os.close(descriptor)
 
