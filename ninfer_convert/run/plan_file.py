@@ -113,7 +113,8 @@ def read_plan_file(path: str) -> PlanFile:
     name = printable(path)
     try:
         with open(path, "rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+            # A read takes memory for all it might return.
+            raw = file.read(min(MAX_FILE_BYTES, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
         raise UsageError(f"{name}: {error.strerror}; make it with `plan RECIPE -o PLAN.json --output OUT`") from error
     with contextlib.suppress(SourceError, TypeError, KeyError):
