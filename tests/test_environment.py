@@ -232,19 +232,6 @@ def test_paths_that_are_not_utf_8_work_and_are_shown_escaped(
         assert b"\x1b" not in done.out + done.err
 
 
-def test_resources_are_copied_byte_for_byte_in_the_poorest_locale(many: ManyObjects, mine: Path) -> None:
-    source = mine / "source"
-    shutil.copytree(many.source, source)
-    source.chmod(0o755)
-    content = "\ufeff模型\r\nétude\r\n\u2028\0".encode() + b"\xff\xfe"
-    (source / "tokenizer.json").unlink()
-    (source / "tokenizer.json").write_bytes(content)
-    done = command(["run", many.recipe, "--source", source, "-o", mine / "out"], bare(TMPDIR=str(mine)))
-    assert done.code == 0, done.err
-    done = command(["inspect", mine / "out", "--object", "frontend/tokenizer.json", "--json"], bare(TMPDIR=str(mine)))
-    assert json.loads(done.out)["sha256"] == hashlib.sha256(content).hexdigest()
-
-
 # --- the other end of the line -----------------------------------------------------------------------------------
 
 
