@@ -559,3 +559,11 @@ def test_a_journal_with_another_header_is_none(tmp_path: Path, header: bytes) ->
 
 def test_the_plan_alone_is_not_disturbed_by_what_a_run_has_left(left: Case) -> None:
     assert run_cli(*left.arguments("plan")).code == 0
+
+
+def test_a_report_path_with_more_bytes_than_a_report_is_not_replaced(left: Case) -> None:
+    with open(left.root / "dear.bin", "wb") as file:
+        file.truncate((256 << 20) + 1)
+    ran = left.run("--overwrite", "--report", left.root / "dear.bin")
+    assert (ran.code, "dear.bin has more bytes than any report has; it is not replaced" in ran.err) == (2, True)
+    assert (left.root / "dear.bin").stat().st_size == (256 << 20) + 1

@@ -207,3 +207,11 @@ def test_a_kept_part_file_is_found_again_with_its_content(tmp_path: Path) -> Non
         back = bytearray(10)
         part.read_into(0, back)
         assert bytes(back) == b"\0\0\0abc\0\0\0\0"
+
+
+def test_a_file_system_without_stable_file_numbers_is_told_and_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PartFile, "_is_current", lambda *_: False)
+    with pytest.raises(OutputError, match=r"out\.part was another file each of 100 times it was opened"):
+        PartFile(tmp_path / "out", 10)

@@ -28,6 +28,7 @@ from ninfer_convert.layout import RESOURCE_ALIGNMENT, TENSOR_ALIGNMENT, align_up
 __all__ = [
     "DIRECTORY_LIMIT",
     "MAGIC",
+    "MAX_REPORT_BYTES",
     "PAYLOAD_ALIGNMENT",
     "PREFIX_BYTES",
     "REPORT_SUFFIX",
@@ -55,6 +56,8 @@ DIRECTORY_LIMIT = 64 * 2**20
 """No directory text of more bytes than this is written or read."""
 REPORT_SUFFIX = ".conversion.json"
 """An artifact's conversion report lies beside it, under the artifact's name and this suffix."""
+MAX_REPORT_BYTES = 256 << 20
+"""No conversion report of more bytes is read or replaced."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from ninfer_convert.artifact.verify import Problem, Verification
     from ninfer_convert.plan.planner import Plan
 
-MAX_REPORT_BYTES = 256 << 20
 SHOWN_PROBLEMS = 50
 
 
@@ -227,6 +226,7 @@ def report_beside(artifact: Path) -> dict[str, Any] | None:
 
 def load_report(path: Path) -> dict[str, Any]:
     """Returns a conversion report; nothing of it is believed yet but that it is a JSON object."""
+    from ninfer_convert.artifact.container import MAX_REPORT_BYTES
     from ninfer_convert.source.io import read_small
     from ninfer_convert.strict_json import load_object
 

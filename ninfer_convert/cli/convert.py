@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from ninfer_convert.artifact.container import MAX_REPORT_BYTES
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -133,6 +134,10 @@ def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool,
     require_output(output, overwrite=overwrite, protected=protected)
     # A report whose artifact is gone says nothing about anything; the next one takes its place.
     require_output(report_path, overwrite=overwrite or default_report, protected=protected)
+    # It is kept in memory until the artifact has its name, to be put back should that fail.
+    if report_path.exists() and report_path.stat().st_size > MAX_REPORT_BYTES:
+        name = printable(os.fspath(report_path))
+        raise UsageError(f"--report {name} has more bytes than any report has; it is not replaced")
 
 
 def _convert(

@@ -33,7 +33,7 @@ MISSING_CALL = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 def is_own(fd: int) -> bool:
     """Tells whether an open file is a regular one that we own and that has no second name."""
     status = os.fstat(fd)
-    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink == 1
+    return stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and status.st_nlink <= 1
 
 
 def is_at(fd: int, path: Path) -> bool:

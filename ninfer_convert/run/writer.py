@@ -35,6 +35,9 @@ MAX_CALL_BYTES = 1 << 30
 MAX_HOLDER_LINES = 1_000_000
 """Of the journal of a process that holds the output, when all that is wanted is the name of that process."""
 
+MAX_OPENINGS = 100
+"""Of a part file that other processes publish or remove just when we have opened it."""
+
 NO_LOCKS = (*MISSING_CALL, errno.ENOLCK)
 """What a file system without locks answers to the taking of one."""
 
@@ -137,7 +140,7 @@ class PartFile:
         return self
 
     def _open_locked(self) -> int:
-        while True:
+        for _ in range(MAX_OPENINGS):
             fd, is_made = self._open()
             try:
                 if not stat.S_ISREG(os.fstat(fd).st_mode):
@@ -154,6 +157,10 @@ class PartFile:
                 os.close(fd)
                 raise
             os.close(fd)
+        raise OutputError(
+            f"{printable(str(self.path))} was another file each of {MAX_OPENINGS} times it was opened: its file system "
+            "numbers files anew all the time, or other processes replace it; write to another directory"
+        )
 
     def _open(self) -> tuple[int, bool]:
         """Returns a descriptor of the part file, and whether it was made by this call."""
