@@ -7,12 +7,14 @@ import os
 import random
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from case_tools import Case, filled, once, run_cli
+from commands import start
 from forking import Ended, ForkServer
 from many_objects import ManyObjects, write_many_objects
 
@@ -168,17 +170,42 @@ def test_a_kill_between_the_two_names_of_a_complete_output_leaves_it_complete(
     assert (tmp_path / "out").read_bytes() == undisturbed[0]
 
 
-def test_an_interrupt_stops_after_the_blocks_in_flight_and_keeps_the_state(server: ForkServer, tmp_path: Path) -> None:
-    """A gigabyte to convert: what is still written after the signal are the planes of one block for each thread."""
-    case = Case(tmp_path)
-    n, k = 65536, 8192
+def large_case(root: Path, n: int) -> Case:
+    """Writes a source of one tensor, 16 KiB for each of n rows, all of it a hole in the file, and its recipe."""
+    case, k = Case(root), 8192
     header = json.dumps({"big": {"dtype": "BF16", "shape": [n, k], "data_offsets": [0, 2 * n * k]}}).encode()
-    case.sources["base"] = tmp_path / "base"
+    case.sources["base"] = root / "base"
     case.sources["base"].mkdir()
-    with open(tmp_path / "base" / "model.safetensors", "wb") as file:
+    with open(root / "base" / "model.safetensors", "wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         file.truncate(8 + len(header) + 2 * n * k)
     case.recipe(f"{{name: big, shape: [{n}, {k}], format: Q4G64_F16S, encoder: MAXABS_F16_RECIP_RNE_V1, value: big}}")
+    return case
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_of_a_large_run_is_answered_within_two_seconds(number: signal.Signals, tmp_path: Path) -> None:
+    """Eight gigabytes to read; the signal comes a second after the beginning. Prints the seconds with -s."""
+    case = large_case(tmp_path, 524288)
+    part = tmp_path / "out.ninfer.part"
+    with start(*map(str, case.arguments("run"))) as process:
+        while not (part.with_name(part.name + ".journal").exists() and process.poll() is None):
+            time.sleep(0.05)
+        time.sleep(1)
+        began = time.monotonic()
+        process.send_signal(number)
+        err = process.communicate()[1]
+    seconds = time.monotonic() - began
+    print(f"{number.name}: {seconds:.2f} s")
+    assert (process.returncode, err) == (75, "interrupted; give the same command again\n")
+    assert seconds < 2
+    assert part.exists()
+
+
+def test_an_interrupt_stops_after_the_blocks_in_flight_and_keeps_the_state(server: ForkServer, tmp_path: Path) -> None:
+    """A gigabyte to convert: what is still written after the signal are the planes of one block for each thread."""
+    case = large_case(tmp_path, 65536)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         fate = {"at": ["pwrite", 21], "signal": number}
         ended = server.run(*case.arguments("run", "--threads", "2"), fate=fate)
