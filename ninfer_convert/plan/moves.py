@@ -119,7 +119,7 @@ def gathered(node: Gather, of: Value, ids: Value) -> Value:
             f"{node.mark}: id {numbers[outside[0]]} at index {outside[0]} is out of range; "
             f"{printable(str(node.of))} has {of.shape[0]} rows"
         )
-    return Gathered(of, numbers, (len(numbers), *of.shape[1:]))
+    return Gathered(of, numbers, (len(numbers), *of.shape[1:]), ids)
 
 
 def identical(node: Same, parts: list[Value]) -> Value:

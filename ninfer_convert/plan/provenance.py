@@ -24,6 +24,9 @@ from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import RAW_BYTES
 from ninfer_convert.plan.planner import Plan, PlannedObject, PlannedResource, PlannedTensor
 from ninfer_convert.plan.transform import Words
+from ninfer_convert.plan.value import constants
+from ninfer_convert.recipe.expression import Shortlist
+from ninfer_convert.recipe.expression import leaves as expression_leaves
 from ninfer_convert.source.acquisition import needed_files
 from ninfer_convert.source.checkpoint import Checkpoint
 from ninfer_convert.source.remote import RemoteCheckpoint
@@ -108,8 +111,21 @@ def plan_identity(plan: Plan) -> dict[str, Any]:
             for item in plan.objects
             if isinstance(item, PlannedResource)
         },
+        "shortlists": _shortlists(plan),
         "directory": hashlib.sha256(plan.head).hexdigest(),
     }
+
+
+def _shortlists(plan: Plan) -> dict[str, str]:
+    """Returns the digest of every shortlist: a file that decides it may be no resource and no input."""
+    found = {}
+    for item in plan.objects:
+        if isinstance(item, PlannedTensor):
+            value = item.value.codes if isinstance(item.value, Words) else item.value
+            for constant in constants(value):
+                if constant.dtype == "I32":
+                    found[constant.name] = hashlib.sha256(constant.words.tobytes()).hexdigest()
+    return found
 
 
 def _used_files(plan: Plan, name: str) -> list[list[str | int]]:
@@ -160,7 +176,11 @@ def object_json(item: PlannedObject) -> dict[str, Any]:
 
 def _tensor_sources(item: PlannedTensor) -> list[dict[str, Any]]:
     leaves = {(leaf.source, leaf.info.name): leaf for leaf in item.leaves()}
-    return [
+    shortlists = dict.fromkeys(leaf for leaf in expression_leaves(item.spec.value) if isinstance(leaf, Shortlist))
+    files: list[dict[str, Any]] = []
+    for leaf in shortlists:
+        files += [{"input": leaf.counts}, {"source": leaf.source, "file": leaf.special}]
+    return files + [
         {
             "source": leaf.source,
             "file": printable(leaf.info.file),

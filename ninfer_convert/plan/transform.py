@@ -129,7 +129,10 @@ class Binder:
         per_code = 2 if kinds == {"NVFP4"} else 1
         divisor = _one_divisor(expression.mark, bound) if kinds == {"NVFP4"} else None
         shape = codes.shape[0], codes.shape[1] * per_code
-        tensors = tuple(tensor for words in bound.values() for tensor in words.leaves)
+        modules_of = [tensor for words in bound.values() for tensor in words.leaves]
+        known = {(tensor.source, tensor.info.name) for tensor in modules_of}
+        chosen_by = [leaf for leaf in source_tensors(codes) if (leaf.source, leaf.info.name) not in known]
+        tensors = (*modules_of, *chosen_by)
         is_copy = all(words.is_copy for words in bound.values())
         return Words(kinds.pop(), shape, codes, scales, divisor, tensors, is_copy)
 
@@ -383,7 +386,8 @@ def _reciprocal(node: Reciprocal, of: Value) -> Value:
         raise PlanError(f"{node.mark}: reciprocal of {of.dtype} {list(of.shape)}; required is one F32 scalar")
     multiplier = SourceTensor(*_scalar_source(node, of))
     word = _reciprocal_word(_positive_word(multiplier, node.mark), multiplier, node.mark)
-    return Constant(str(node), of.shape, "F32", np.array([word], "<u4"))
+    origins = tuple(source_tensors(of))
+    return Constant(str(node), of.shape, "F32", np.array([word], "<u4"), origins)
 
 
 def _scalar_source(node: Reciprocal, of: Value) -> tuple[str, Checkpoint, Any]:

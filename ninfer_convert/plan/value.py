@@ -115,6 +115,8 @@ class Constant:
     shape: tuple[int, ...]
     dtype: str
     words: npt.NDArray[Any]
+    origins: tuple[SourceTensor, ...] = ()
+    """The source tensors it was computed from."""
 
     def read(self, begin: int, end: int, out: Buffer) -> None:
         out[:] = self.words.reshape(-1)[begin:end].view(np.uint8)
@@ -325,6 +327,8 @@ class Gathered:
     of: Value
     ids: npt.NDArray[np.int64]
     shape: tuple[int, ...]
+    ids_of: Value
+    """The value that the numbers are the elements of."""
 
     @property
     def dtype(self) -> str:
@@ -439,5 +443,25 @@ def source_tensors(value: Value) -> Iterator[SourceTensor]:
         case Joined() | Identical():
             for part in value.parts:
                 yield from source_tensors(part)
-        case Reshaped() | Sliced() | Transposed() | Gathered() | Converted():
+        case Constant():
+            yield from value.origins
+        case Gathered():
             yield from source_tensors(value.of)
+            yield from source_tensors(value.ids_of)
+        case Reshaped() | Sliced() | Transposed() | Converted():
+            yield from source_tensors(value.of)
+
+
+def constants(value: Value) -> Iterator[Constant]:
+    """Yields what was computed while planning and is part of a value."""
+    match value:
+        case Constant():
+            yield value
+        case Joined() | Identical():
+            for part in value.parts:
+                yield from constants(part)
+        case Gathered():
+            yield from constants(value.of)
+            yield from constants(value.ids_of)
+        case Reshaped() | Sliced() | Transposed() | Converted():
+            yield from constants(value.of)
