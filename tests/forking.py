@@ -166,13 +166,13 @@ def _child(request: Mapping[str, Any], out: int, err: int, log: int) -> None:
         _without_count()
     if "unreserved" in request["fate"]:
         _without_reservation()
-    fate, join = _Fate(request["fate"], log), convert._Run._join
+    fate, join = _Fate(request["fate"], log), convert._Run._quiesce
 
     def notice(*arguments: Any) -> None:
         fate.noticed.set()
         join(*arguments)
 
-    convert._Run._join = notice  # type: ignore[method-assign]
+    convert._Run._quiesce = notice  # type: ignore[method-assign]
     sys.argv = ["ninfer-convert", *request["arguments"]]
     cli.main()
 

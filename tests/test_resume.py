@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +18,12 @@ from case_tools import Case, filled, once, run_cli
 from commands import start
 from forking import Ended, ForkServer
 from many_objects import ManyObjects, write_many_objects
+from pipeline import converted
 
+from ninfer_convert.encode.block_maker import BlockMaker
 from ninfer_convert.plan import provenance
+from ninfer_convert.plan.block import Block
+from ninfer_convert.plan.planner import PlannedTensor
 from ninfer_convert.run import own_files, writer
 from ninfer_convert.run.journal import Journal, Kept, differences, read_journal
 
@@ -213,6 +218,36 @@ def test_an_interrupt_stops_after_the_blocks_in_flight_and_keeps_the_state(serve
         # Head, ten blocks of two planes, then at most two planes of each of two blocks.
         assert ended.log.count("pwrite") <= 21 + 4
         assert names(tmp_path) == ["base", "out.ninfer.part", "out.ninfer.part.journal", "recipe.yaml"]
+
+
+def test_an_interrupt_does_not_wait_for_a_worker_that_only_computes(
+    many: ManyObjects, undisturbed: Undisturbed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that compiles a kernel, for seconds; what it comes up with afterwards is written nowhere."""
+    make, begun, release = BlockMaker.make, threading.Event(), threading.Event()
+    compiling: list[threading.Thread] = []
+
+    def slow(self: BlockMaker, item: PlannedTensor, block: Block) -> Any:
+        if item.name == "text/3/2":
+            compiling.append(threading.current_thread())
+            begun.set()
+            release.wait(60)
+        return make(self, item, block)
+
+    def interrupt(*_: object) -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(BlockMaker, "make", slow)
+    with pytest.raises(KeyboardInterrupt):
+        converted(many.recipe, tmp_path / "out", {"base": many.source}, progress=interrupt)
+    assert compiling[0].is_alive()
+    left = (tmp_path / "out.part").read_bytes(), (tmp_path / "out.part.journal").read_bytes()
+    release.set()
+    compiling[0].join()
+    assert left == ((tmp_path / "out.part").read_bytes(), (tmp_path / "out.part.journal").read_bytes())
+    converted(many.recipe, tmp_path / "out", {"base": many.source})
+    assert (tmp_path / "out").read_bytes() == undisturbed[0]
 
 
 def test_a_signal_that_was_ignored_when_the_process_began_stays_ignored(

@@ -12,6 +12,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 from typing import Any
 
@@ -107,6 +108,9 @@ def main() -> None:
     # unless another text is executed afterwards.
     exec("")
     settle_streams()
+    if any(thread.daemon for thread in threading.enumerate()):
+        # A worker that an interrupt has left compiling must not meet an interpreter that is being taken down.
+        os._exit(code)
     sys.exit(code)
 
 

@@ -39,6 +39,7 @@ HASH_BYTES = 1 << 20
 FLUSH_BYTES = 128 << 20
 FLUSH_SECONDS = 5.0
 POLL_SECONDS = 0.05
+QUIESCE_SECONDS = 0.005
 
 Progress = Callable[[int, int], None]
 """Called from the main thread now and then with the payload bytes written and their total."""
@@ -60,6 +61,8 @@ class _Shared:
     to_hash: deque[int] = field(default_factory=deque)
     digests: dict[int, str] = field(default_factory=dict)
     hashing: int = 0
+    writing: int = 0
+    """Workers that are in the middle of a write."""
     recorded: set[int] = field(default_factory=set)
     """Objects the journal holds."""
     chased: int = 0
@@ -100,8 +103,9 @@ def convert(
         NetworkError: a remote source did not answer; part file and journal are kept.
         PlanError: what an interrupted run left belongs to another conversion; names what differs. Or the output
             is being made in shares.
-        KeyboardInterrupt: passed on after every worker has stopped; part file and journal are kept. One that
-            comes when the output has its name is too late, and is not passed on.
+        KeyboardInterrupt: passed on when nobody writes any more, though a worker may still be computing for
+            nothing; part file and journal are kept. One that comes when the output has its name is too late, and
+            is not passed on.
 
     Source: cli.md, `run` and "Exit codes".
     """
@@ -276,8 +280,12 @@ class _Run:
             try:
                 _start(workers)
                 self._await(workers, progress)
-            finally:
-                self._join(workers)
+            except KeyboardInterrupt:
+                self._quiesce(workers[self.threads :])
+                raise
+            except BaseException:
+                self._quiesce(workers)
+                raise
         if self.shared.error is not None:
             raise self.shared.error
         return self.shared
@@ -297,13 +305,19 @@ class _Run:
 
         return lambda: supply.bring(directory, self._stopped, notify)
 
-    def _join(self, workers: Sequence[threading.Thread]) -> None:
-        """Waits until no worker can write any more, however often the run is interrupted meanwhile."""
+    def _quiesce(self, awaited: Sequence[threading.Thread]) -> None:
+        """Waits until nobody writes any more and these threads have ended, however often it is interrupted meanwhile.
+
+        A worker that computes, be it that it compiles a kernel for seconds, is left to find out that all is over.
+        """
         self.stop.set()
-        for worker in workers:
-            while worker.is_alive():
-                with contextlib.suppress(KeyboardInterrupt):
-                    worker.join(POLL_SECONDS)
+        while True:
+            with contextlib.suppress(KeyboardInterrupt):
+                with self.shared.lock:
+                    is_busy = self.shared.writing or self.shared.hashing
+                if not is_busy and not any(thread.is_alive() for thread in awaited):
+                    return
+                time.sleep(QUIESCE_SECONDS)
 
     def _await(self, workers: Sequence[threading.Thread], progress: Progress | None) -> None:
         for worker in workers:
@@ -370,11 +384,19 @@ class _Run:
             self.supply.made(task.index)
         if task.condition is not None:
             return
-        if self.part is not None:
-            begin = self.plan.payload_offset + self.plan.objects[task.index].offset
-            for offset, data in pieces:
-                self.part.write(begin + offset, data)
         shared = self.shared
+        if self.part is not None:
+            with shared.lock:
+                if self._stopped():
+                    return
+                shared.writing += 1
+            try:
+                begin = self.plan.payload_offset + self.plan.objects[task.index].offset
+                for offset, data in pieces:
+                    self.part.write(begin + offset, data)
+            finally:
+                with shared.lock:
+                    shared.writing -= 1
         with shared.lock:
             shared.written += sum(data.nbytes for _, data in pieces)
             shared.pending[task.index] -= 1
@@ -401,13 +423,16 @@ class _Run:
         return digest.hexdigest()
 
     def _hash_object(self, index: int, scratch: npt.NDArray[np.uint8]) -> None:
-        digest, shared = self._digest(index, scratch), self.shared
-        with shared.lock:
-            shared.hashing -= 1
-            # A digest taken while the run stopped is one of a part of the object.
-            if not self._stopped():
-                shared.digests[index] = digest
-            shared.lock.notify_all()
+        shared, digest = self.shared, None
+        try:
+            digest = self._digest(index, scratch)
+        finally:
+            with shared.lock:
+                shared.hashing -= 1
+                # A digest taken while the run stopped is one of a part of the object.
+                if digest is not None and not self._stopped():
+                    shared.digests[index] = digest
+                shared.lock.notify_all()
 
     def _chase(self) -> None:
         """Hashes the whole file in order, object by object as they become complete."""
