@@ -19,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import unprivileged
+from case_tools import HEAD, Q4, entry
+from checkpoints import bf16, write_directory
 from many_objects import ManyObjects, write_many_objects
 
 MODULE = (sys.executable, "-m", "ninfer_convert")
@@ -69,6 +72,15 @@ def artifact(place: Path, digest: str) -> Path:
     return place / "ordinary.ninfer"
 
 
+@pytest.fixture(scope="module")
+def warm(place: Path) -> Path:
+    """A directory of the unprivileged user for temporary files, where compiled kernels stay from test to test."""
+    directory = place / "warm"
+    directory.mkdir()
+    os.chown(directory, unprivileged.user(), -1)
+    return directory
+
+
 @pytest.fixture
 def mine(place: Path) -> Iterator[Path]:
     """A directory of the unprivileged user."""
@@ -98,12 +110,12 @@ def require_same(output: Path, digest: str) -> None:
 
 
 def test_an_unprivileged_user_with_a_read_only_home_converts_verifies_and_inspects(
-    many: ManyObjects, digest: str, place: Path, mine: Path
+    many: ManyObjects, digest: str, warm: Path, mine: Path
 ) -> None:
     """The installed package, the recipe and the source are read-only for this user as well."""
     home = mine / "home"
     home.mkdir(mode=0o555)
-    environment = bare(HOME=str(home), TMPDIR=str(mine))
+    environment = bare(HOME=str(home), TMPDIR=str(warm))
     output = mine / "out.ninfer"
     for words in (
         ["plan", many.recipe, "--source", many.source],
@@ -120,39 +132,50 @@ def test_an_unprivileged_user_with_a_read_only_home_converts_verifies_and_inspec
     assert list(home.iterdir()) == []
 
 
-def test_without_home_cache_and_temporary_directory_it_converts_all_the_same(
-    many: ManyObjects, digest: str, mine: Path
-) -> None:
-    """As in a container with a read-only root: the output's directory is the only one that can be written."""
+def test_without_home_cache_and_temporary_directory_it_converts_all_the_same(mine: Path) -> None:
+    """As in a container with a read-only root: the output's directory is the only one that can be written.
+
+    Python itself goes on to /tmp when TMPDIR is of no use, so that it is told to find none.
+    """
     sealed = mine / "sealed"
     sealed.mkdir(mode=0o555)
-    output = mine / "out.ninfer"
-    done = command(
-        many.arguments(output), bare(TMPDIR=str(sealed), HOME="/nonexistent"), unprivileged.prefix(), cwd=sealed
+    values = np.arange(4 * 130, dtype=np.float32).reshape(4, 130)
+    source = write_directory(mine / "one", {"model.safetensors": {"a": bf16(values)}})
+    recipe = mine / "recipe.yaml"
+    recipe.write_text(f"{HEAD}sources: {{base: {{}}}}\nobjects:\n  - {entry('a', [4, 130], Q4, 'a')}\n")
+    script = (
+        "import sys, tempfile; tempfile._candidate_tempdir_list = lambda: [tempfile._os.getcwd()];"
+        "from ninfer_convert import cli; cli.main()"
     )
-    assert done.code == 0, done.err
-    require_same(output, digest)
+    outputs = []
+    poor = bare(TMPDIR=str(sealed), HOME="/nonexistent")
+    for prefix, environment in ((unprivileged.prefix(), poor), ((), os.environ)):
+        outputs.append(mine / f"out{len(outputs)}.ninfer")
+        words = [*prefix, sys.executable, "-c", script, "run", recipe, "--source", source, "-o", outputs[-1]]
+        done = subprocess.run([*map(str, words)], env=environment, cwd=sealed, capture_output=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert outputs[0].read_bytes() == outputs[1].read_bytes()
 
 
 def test_a_directory_that_may_not_be_written_is_an_output_failure_with_path_and_bytes(
-    many: ManyObjects, artifact: Path, mine: Path
+    many: ManyObjects, artifact: Path, warm: Path, mine: Path
 ) -> None:
     sealed = mine / "sealed"
     sealed.mkdir(mode=0o555)
     nbytes = artifact.stat().st_size
-    done = command(many.arguments(sealed / "out"), bare(TMPDIR=str(mine)), unprivileged.prefix(), cwd=mine)
+    done = command(many.arguments(sealed / "out"), bare(TMPDIR=str(warm)), unprivileged.prefix(), cwd=mine)
     assert done.code == 74
     assert done.err.decode() == f"error: cannot create {sealed}/out.part ({nbytes} bytes): Permission denied\n"
     assert list(sealed.iterdir()) == []
 
 
 def test_a_report_that_may_not_be_written_leaves_neither_it_nor_the_artifact(
-    many: ManyObjects, mine: Path
+    many: ManyObjects, warm: Path, mine: Path
 ) -> None:
     sealed = mine / "sealed"
     sealed.mkdir(mode=0o555)
     words = many.arguments(mine / "out", "--report", sealed / "report.json")
-    done = command(words, bare(TMPDIR=str(mine)), unprivileged.prefix(), cwd=mine)
+    done = command(words, bare(TMPDIR=str(warm)), unprivileged.prefix(), cwd=mine)
     assert done.code == 74
     assert f"cannot write {sealed}/report.json (" in done.err.decode()
     assert done.err.decode().endswith(" bytes): Permission denied\n")
