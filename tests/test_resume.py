@@ -629,3 +629,18 @@ def test_a_report_path_with_more_bytes_than_a_report_is_not_replaced(left: Case)
     ran = left.run("--overwrite", "--report", left.root / "dear.bin")
     assert (ran.code, "dear.bin has more bytes than any report has; it is not replaced" in ran.err) == (2, True)
     assert (left.root / "dear.bin").stat().st_size == (256 << 20) + 1
+
+
+def test_nothing_is_reached_through_links_in_the_places_of_reports(left: Case) -> None:
+    dear, report = left.root / "dear", left.root / "r.json"
+    dear.write_bytes(b"dear")
+    report.symlink_to("dear")
+    for plant in (lambda path: path.symlink_to("dear"), lambda path: os.link(dear, path)):
+        plant(left.root / "r.json.part")
+        assert left.run("--overwrite", "--report", report).code == 0
+        assert dear.read_bytes() == b"dear"
+        assert not report.is_symlink()
+        assert json.loads(report.read_bytes())["artifact"]["model_id"] == "case-model"
+        assert not (left.root / "r.json.part").exists()
+        report.unlink()
+        report.symlink_to("dear")
