@@ -635,10 +635,11 @@ def test_nothing_is_reached_through_links_in_the_places_of_reports(left: Case) -
     dear, report = left.root / "dear", left.root / "r.json"
     dear.write_bytes(b"dear")
     report.symlink_to("dear")
-    for plant in (lambda path: path.symlink_to("dear"), lambda path: os.link(dear, path)):
+    (left.root / "other").write_bytes(b"other")
+    for plant in (lambda path: path.symlink_to("other"), lambda path: os.link(dear, path)):
         plant(left.root / "r.json.part")
         assert left.run("--overwrite", "--report", report).code == 0
-        assert dear.read_bytes() == b"dear"
+        assert (dear.read_bytes(), (left.root / "other").read_bytes()) == (b"dear", b"other")
         assert not report.is_symlink()
         assert json.loads(report.read_bytes())["artifact"]["model_id"] == "case-model"
         assert not (left.root / "r.json.part").exists()
