@@ -178,7 +178,7 @@ def test_what_grows_without_bound_is_refused_at_once(text: str, message: str, he
 def test_all_expressions_together_are_limited(here: Path) -> None:
     text = doubling(12).replace("[{resource: x, file: y}]", "\n  - for: {l: {from: 0, through: 299}}\n    objects:\n")
     text += "      - {name: <l>, shape: [], format: I32, value: $v11}\n"
-    assert messages(text) == ["recipe.yaml:23:52: all expressions together have more than 1000000 nodes"]
+    assert messages(text) == ["recipe.yaml:23:52: all expressions together have more than 250000 nodes"]
 
 
 def test_values_may_be_chained_as_deep_as_expressions_may_be(here: Path) -> None:

@@ -45,7 +45,7 @@ MAX_DEPTH = 32
 MAX_NODES = 4096
 """Nodes of one expression, named values written out."""
 
-MAX_TOTAL_NODES = 1_000_000
+MAX_TOTAL_NODES = 250_000
 """Nodes of all expressions of a recipe."""
 
 Mode = Literal["value", "words", "either"]
