@@ -470,13 +470,10 @@ def test_small_files_are_read_once_before_the_first_byte_is_written(tmp_path: Pa
     assert case.payload("t") == b"before"
 
 
-@pytest.mark.parametrize("nodes", [1, 12, 25])
-def test_a_few_bytes_of_recipe_that_unroll_to_the_limits_take_bounded_memory(nodes: int, tmp_path: Path) -> None:
-    slices = ", ".join(["{slice: {of: a<x>, span: [0, 1]}}"] * (nodes // 2))
-    value = f"{{concat: [{slices}]}}" if nodes > 1 else "a<x>"
+def test_a_few_bytes_of_recipe_that_unroll_to_the_limits_take_bounded_memory(tmp_path: Path) -> None:
+    slices = ", ".join(["{slice: {of: a<x>, span: [0, 1]}}"] * 12)
     text = HEAD + (
         "sets: {all: {from: 0, through: 33000}}\nobjects:\n"
-        f"  - {{for: {{x: all}}, objects: [{{name: o<x>, shape: [1], format: BF16, value: {value}}}]}}\n"
+        f"  - {{for: {{x: all}}, objects: [{{name: o<x>, shape: [1], format: BF16, value: {{concat: [{slices}]}}}}]}}\n"
     )
-    outcome = require_contained(KINDS["recipe-text"], text.encode(), tmp_path, seconds=60)
-    assert outcome == ("taken" if nodes == 1 else "refused")
+    assert require_contained(KINDS["recipe-text"], text.encode(), tmp_path, seconds=60) == "refused"
