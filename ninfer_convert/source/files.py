@@ -344,6 +344,8 @@ def _require_inside(directory: str, hub: HubEntry | None, files: Sequence[str]) 
     problems = []
     for file in files:
         path = os.path.join(directory, file)
+        if "/" not in file and not os.path.islink(path):
+            continue
         target = os.path.realpath(path)
         is_inside = any(os.path.commonpath([root, target]) == root for root in roots)
         if not is_inside and not _BLOB.search(target) and os.path.exists(path):
