@@ -213,6 +213,19 @@ def test_it_converts_verifies_and_inspects_in_two_gigabytes_of_address_space(
     require_same(output, digest)
 
 
+def test_no_thread_is_started_for_a_library_that_is_not_used(artifact: Path) -> None:
+    """Each would take address space, on a machine with many processors more than a limit leaves."""
+    script = (
+        "import sys, os; from ninfer_convert import cli\n"
+        f"sys.argv = ['ninfer-convert', 'inspect', {str(artifact)!r}]\n"
+        "try: cli.main()\n"
+        "except SystemExit: print('threads', len(os.listdir('/proc/self/task')), 'numpy' in sys.modules)"
+    )
+    environment = {name: text for name, text in os.environ.items() if name != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "threads 1 True"
+
+
 def test_more_threads_than_there_is_room_for_is_told_and_leaves_nothing(many: ManyObjects, mine: Path) -> None:
     words = ["run", many.recipe, "--source", many.source, "-o", mine / "out", "--threads", "256"]
     words += ["--max-memory", "64GiB"]

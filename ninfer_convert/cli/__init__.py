@@ -90,6 +90,8 @@ def cli() -> None:
 def main() -> None:
     """Runs the command line and exits with its code. Source: cli.md, "Exit codes"."""
     open_streams()
+    # numpy's BLAS, of which nothing here makes use, would take 40 MB of address space for each processor.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     for number in SIGNALS:
         # What a parent has told us to ignore, as nohup does, stays ignored.
         if signal.getsignal(number) is not signal.SIG_IGN:
