@@ -66,7 +66,8 @@ def constant(report: dict[str, Any], *, rewritten: bool = False) -> dict[str, An
         for stored in kept["objects"]:
             if stored["kind"] == "tensor":
                 for source in stored["sources"]:
-                    del source["file"]
+                    if "tensor" in source:
+                        del source["file"]
     return kept
 
 

@@ -111,7 +111,7 @@ def convert(
     """
     started = time.monotonic()
     if not overwrite and os.path.lexists(output):
-        raise OutputError(f"{printable(str(output))} exists; overwrite=True replaces it when the new one is complete")
+        raise OutputError(f"{printable(str(output))} exists; --overwrite replaces it when the new one is complete")
     identity = plan_identity(plan)
     undo: Callable[[], None] | None = None
     with PartFile(output, plan.file_bytes) as part:
