@@ -226,16 +226,6 @@ def test_no_thread_is_started_for_a_library_that_is_not_used(artifact: Path) -> 
     assert done.stdout.splitlines()[-1] == "threads 1 True"
 
 
-def test_more_threads_than_there_is_room_for_is_told_and_leaves_nothing(many: ManyObjects, mine: Path) -> None:
-    words = ["run", many.recipe, "--source", many.source, "-o", mine / "out", "--threads", "256"]
-    words += ["--max-memory", "64GiB"]
-    done = command(words, bare(TMPDIR=str(mine)), **limited(resource.RLIMIT_AS, 1 << 30))
-    assert done.code in (0, 1, 74), done.err
-    assert b"Traceback" not in done.err
-    assert b"internal" not in done.err
-    assert not list(mine.glob("*.part*"))
-
-
 def test_it_converts_with_forty_open_files(many: ManyObjects, digest: str, mine: Path) -> None:
     done = command(many.arguments(mine / "out"), bare(TMPDIR=str(mine)), **limited(resource.RLIMIT_NOFILE, FILES))
     assert done.code == 0, done.err

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from checkpoints import bf16, write_directory
 
+from ninfer_convert.errors import OutputError
 from ninfer_convert.plan.planner import Plan, make_plan
 from ninfer_convert.plan.provenance import object_json, plan_identity
 from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.run.convert import convert
 from ninfer_convert.run.journal import differences
 from ninfer_convert.source.checkpoint import open_checkpoint
 
@@ -75,3 +78,24 @@ def test_the_report_names_everything_that_went_into_an_object(
     for source, (member, text) in zip(found, origins, strict=True):
         assert source[member] == text
         assert "tensor" not in source or {"dtype", "shape", "file", "source"} <= source.keys()
+
+
+def test_threads_that_cannot_be_started_are_told_and_leave_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(tmp_path / "m", 3)
+    started = threading.Thread.start
+    count = iter(range(100))
+
+    def start(self: threading.Thread) -> None:
+        if next(count) == 2:
+            raise RuntimeError("can't start new thread")
+        started(self)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with open_checkpoint(tmp_path / "m", name="base") as checkpoint:
+        recipe = load_recipe(tmp_path / "m" / "recipe.yaml")
+        plan = make_plan(recipe, {"base": checkpoint}, {"ranking": tmp_path / "m" / "ranking"})
+        with pytest.raises(OutputError, match=r"threads cannot be started: can't start new thread; use fewer --threads"):
+            convert(plan, tmp_path / "out", threads=4)
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
