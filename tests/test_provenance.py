@@ -96,6 +96,6 @@ def test_threads_that_cannot_be_started_are_told_and_leave_nothing(
     with open_checkpoint(tmp_path / "m", name="base") as checkpoint:
         recipe = load_recipe(tmp_path / "m" / "recipe.yaml")
         plan = make_plan(recipe, {"base": checkpoint}, {"ranking": tmp_path / "m" / "ranking"})
-        with pytest.raises(OutputError, match=r"threads cannot be started: can't start new thread; use fewer --threads"):
+        with pytest.raises(OutputError, match="threads cannot be started: can't start new thread; use"):
             convert(plan, tmp_path / "out", threads=4)
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
