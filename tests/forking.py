@@ -11,6 +11,7 @@ on each line of standard output.
 from __future__ import annotations
 
 import errno
+import importlib
 import itertools
 import json
 import os
@@ -29,6 +30,12 @@ from typing import Any
 COUNTED = (
     *("pwrite", "write", "fsync", "fdatasync", "ftruncate", "posix_fallocate"),
     *("open", "link", "unlink", "replace", "rename"),
+)
+
+LOADED = (
+    *("ninfer_convert.cli.convert", "ninfer_convert.cli.recipes", "ninfer_convert.cli.shares"),
+    *("ninfer_convert.encode.kernels", "ninfer_convert.plan.budget", "ninfer_convert.recipe.loader"),
+    *("ninfer_convert.run.convert", "ninfer_convert.run.finalize", "ninfer_convert.run.shares"),
 )
 
 
@@ -236,7 +243,8 @@ def _fork(request: Mapping[str, Any], gate: tuple[int, int]) -> tuple[int, list[
 
 def _serve() -> None:
     # Loaded once, before any thread exists.
-
+    for name in LOADED:
+        importlib.import_module(name)
     for line in sys.stdin:
         gate = os.pipe()
         children = [_fork(request, gate) for request in json.loads(line)]

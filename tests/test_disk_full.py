@@ -34,7 +34,7 @@ def server() -> Iterator[ForkServer]:
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> ManyObjects:
-    return write_many_objects(tmp_path_factory.mktemp("many"))
+    return write_many_objects(tmp_path_factory.mktemp("many"), rounds=12)
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_another_writer_takes_the_space_at_twenty_points_and_nothing_is_left(
     ("at", "path"),
     [
         (["pwrite", 1], "out.part"),
-        (["pwrite", 400], "out.part"),
+        (["pwrite", 150], "out.part"),
         (["write", 1], "out.part.journal"),
     ],
 )
@@ -158,7 +158,7 @@ def test_no_file_may_grow_any_more_and_nothing_is_left(
         (["fsync", 1], "out.part.journal", errno.EDQUOT),
         (["fsync", 2], "out.part.journal", errno.EIO),
         (["pwrite", 1], "out.part", errno.EFBIG),
-        (["pwrite", 500], "out.part", errno.EDQUOT),
+        (["pwrite", 200], "out.part", errno.EDQUOT),
         (["fdatasync", 1], "out.part", errno.EIO),
         (["fsync", 3], "out.conversion.json", errno.EDQUOT),
         (["replace", 1], "out.conversion.json", errno.EIO),
@@ -222,7 +222,7 @@ def test_a_failure_keeps_the_older_artifact_and_its_report(
 def test_short_writes_make_the_same_artifact(
     many: ManyObjects, server: ForkServer, plain: tuple[bytes, Ended], tmp_path: Path
 ) -> None:
-    ended = server.run(*many.arguments(tmp_path / "out"), fate={"short": 1000})
+    ended = server.run(*many.arguments(tmp_path / "out"), fate={"short": 500})
     assert (ended.code, (tmp_path / "out").read_bytes()) == (0, plain[0])
     assert ended.log.count("pwrite") > plain[1].log.count("pwrite")
 

@@ -470,6 +470,7 @@ def test_small_files_are_read_once_before_the_first_byte_is_written(tmp_path: Pa
     assert case.payload("t") == b"before"
 
 
+@pytest.mark.heavy
 def test_a_few_bytes_of_recipe_that_unroll_to_the_limits_take_bounded_memory(tmp_path: Path) -> None:
     slices = ", ".join(["{slice: {of: a<x>, span: [0, 1]}}"] * 12)
     text = HEAD + (

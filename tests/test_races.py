@@ -42,13 +42,13 @@ def server() -> Iterator[ForkServer]:
 @pytest.fixture(scope="module")
 def rivals(tmp_path_factory: pytest.TempPathFactory) -> tuple[ManyObjects, ManyObjects]:
     """Two sources that differ in one word of one tensor, and one recipe."""
-    one = write_many_objects(tmp_path_factory.mktemp("one"), rounds=8)
+    one = write_many_objects(tmp_path_factory.mktemp("one"), rounds=4)
     other = ManyObjects(one.source.parent / "other", one.recipe, one.objects)
     shutil.copytree(one.source, other.source)
     shard = other.source / "model-00002-of-00003.safetensors"
     content = bytearray(shard.read_bytes())
     begin = 8 + int.from_bytes(content[:8], "little")
-    place = begin + json.loads(content[8:begin])["layers.4.d1"]["data_offsets"][0]
+    place = begin + json.loads(content[8:begin])["layers.2.d1"]["data_offsets"][0]
     content[place] ^= 1
     shard.write_bytes(content)
     return one, other
@@ -92,7 +92,7 @@ def test_racers_for_what_a_dead_process_has_left_complete_it_once(
     rivals: tuple[ManyObjects, ManyObjects], server: ForkServer, tmp_path: Path
 ) -> None:
     arguments = rivals[0].arguments(tmp_path / "out")
-    killed = server.run(*arguments, fate={"at": ["pwrite", 100], "signal": 9, "settings": {"FLUSH_BYTES": 1}})
+    killed = server.run(*arguments, fate={"at": ["pwrite", 50], "signal": 9, "settings": {"FLUSH_BYTES": 1}})
     assert (killed.code, names(tmp_path)) == (-9, ["out.part", "out.part.journal"])
     ended = server.race([arguments] * RACERS)
     assert sorted(racer.code == 0 for racer in ended) == [False] * (RACERS - 1) + [True]
