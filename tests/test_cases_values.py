@@ -5,6 +5,7 @@ Each test is one row of the list of known troubles, told end to end: right bytes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,8 +226,48 @@ class TestTiedHeads:
     def test_a_head_that_is_tied_and_differs_is_named_with_row_and_column(self, case: Case) -> None:
         self.write(case, {"tie_word_embeddings": True}, self.OTHER)
         case.refused(
-            "tensor base:lm_head.weight, row 1, column 2: word 0x4000 differs from 0x3f86 at tensor base:embed.weight"
+            "tensor base:lm_head.weight, row 1, column 2: word 0x4000 differs from 0x3f86 at tensor base:embed.weight",
+            "config.json says tie_word_embeddings: true, so they must be bit-identical",
         )
+
+    def test_a_tied_head_of_another_shape_is_named_with_the_config(self, case: Case) -> None:
+        self.write(case, {"text_config": {"tie_word_embeddings": True}}, filled("BF16", [3, 4], 0x3F80))
+        case.refused(
+            "base:lm_head.weight is BF16 [3, 4], base:embed.weight is BF16 [2, 4]",
+            "config.json says text_config.tie_word_embeddings: true, so they must be bit-identical",
+        )
+
+    def test_a_missing_embedding_of_a_tied_head_is_named_with_the_config(self, case: Case) -> None:
+        case.source({"a.weight": self.EMBEDDING}, config={"tie_word_embeddings": True})
+        case.recipe(entry("a", [2, 4], "BF16", "a.weight"), entry("head", [2, 4], "BF16", self.TIED))
+        case.refused("tensor embed.weight is not in source base", "; config.json says tie_word_embeddings: true")
+
+    @pytest.mark.parametrize(
+        ("config", "said"),
+        [
+            ({"tie_word_embeddings": False}, "config.json says tie_word_embeddings: false"),
+            ({}, "config.json does not say tie_word_embeddings"),
+        ],
+    )
+    def test_a_missing_head_of_any_name_is_told_with_the_config(
+        self, case: Case, config: dict[str, Any], said: str
+    ) -> None:
+        self.write(case, config, None, "{tied: {head: output.weight, embedding: embed.weight}}")
+        (message,) = case.refused("tensor output.weight is not in source base", said)
+        assert message.count("config.json") == 1
+
+    @pytest.mark.parametrize("found", ["yes", 1, 0, None, [True], {"value": True}])
+    @pytest.mark.parametrize("inside", ["", "text_config"])
+    def test_a_tie_that_is_no_boolean_is_refused(self, case: Case, found: object, inside: str) -> None:
+        member = {"tie_word_embeddings": found}
+        self.write(case, {inside: member} if inside else member, self.EMBEDDING)
+        path = f"{inside}.tie_word_embeddings" if inside else "tie_word_embeddings"
+        case.refused(f"config.json {path}: {json.dumps(found)} found, true or false required", "state the output head")
+
+    def test_a_tie_that_is_no_boolean_does_not_matter_to_a_stated_head(self, case: Case) -> None:
+        self.write(case, {"tie_word_embeddings": "yes"}, self.OTHER, "lm_head.weight")
+        case.converted()
+        assert case.words("head")[6] == 0x4000
 
     def test_a_head_that_is_tied_and_equal_is_taken(self, case: Case) -> None:
         self.write(case, {"tie_word_embeddings": True}, self.EMBEDDING)

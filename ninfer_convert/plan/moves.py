@@ -122,13 +122,15 @@ def gathered(node: Gather, of: Value, ids: Value) -> Value:
     return Gathered(of, numbers, (len(numbers), *of.shape[1:]), ids)
 
 
-def identical(node: Same, parts: list[Value]) -> Value:
-    """Returns the first of parts that must be bit-identical; reading compares them."""
+def identical(
+    node: Same, parts: list[Value], demand: str = "the recipe requires them to be bit-identical"
+) -> Value:
+    """Returns the first of parts that must be bit-identical; reading compares them. `demand` ends the messages."""
     first = parts[0]
     for operand, part in zip(node.of, parts, strict=True):
         if (part.dtype, part.shape) != (first.dtype, first.shape):
             raise PlanError(
                 f"{node.mark}: {printable(str(operand))} is {part.dtype} {list(part.shape)}, "
-                f"{printable(str(node.of[0]))} is {first.dtype} {list(first.shape)}; they must be bit-identical"
+                f"{printable(str(node.of[0]))} is {first.dtype} {list(first.shape)}; {demand}"
             )
-    return Identical(tuple(parts))
+    return Identical(tuple(parts), demand)

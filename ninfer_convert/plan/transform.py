@@ -42,6 +42,7 @@ from ninfer_convert.recipe.expression import (
     leaves,
 )
 from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.source.header import shown
 from ninfer_convert.source.quantization import quantization_methods
 
 MAX_HINTS = 50
@@ -184,9 +185,8 @@ class Binder:
         near = [printable(candidate) for candidate in checkpoint.nearest(name)] if self._hints <= MAX_HINTS else []
         if near:
             message += f"; nearest: {', '.join(near)}"
-        if name.endswith("lm_head.weight"):
-            for key, tied in _tie_members(checkpoint):
-                message += f"; config.json says {key}: {json.dumps(tied)}"
+        if name.endswith("lm_head.weight") and (members := _tie_members(checkpoint)):
+            message += f"; {_said(members)}"
         return message
 
     def _plain_tensor(self, leaf: Tensor) -> Value:
@@ -315,16 +315,29 @@ class Binder:
     def _tied(self, node: Tied) -> Value:
         checkpoint = self._sources[node.head.source]
         members = _tie_members(checkpoint)
-        if len({tied for _, tied in members}) > 1:
-            said = " but ".join(f"{key}: {json.dumps(tied)}" for key, tied in members)
+        for key, found in members.items():
+            if not isinstance(found, bool):
+                text = shown(json.dumps(found, ensure_ascii=False))
+                raise PlanError(
+                    f"{node.mark}: config.json {key}: {text} found, true or false required; correct it or state the "
+                    "output head in the recipe"
+                )
+        if len(set(members.values())) > 1:
+            said = " but ".join(f"{key}: {json.dumps(tied)}" for key, tied in members.items())
             raise PlanError(f"{node.mark}: config.json contradicts itself: {said}; state the output head in the recipe")
-        if not (members and members[0][1]):
-            return self._plain_tensor(node.head)
-        embedding = self._plain_tensor(node.embedding)
-        if node.head.name not in checkpoint.tensors:
-            self.notes.append(f"{node.head.name} is tied: taken from {node.embedding.name}")
-            return embedding
-        return identical(Same((node.embedding, node.head), node.mark), [embedding, self._plain_tensor(node.head)])
+        said = _said(members)
+        try:
+            if not any(members.values()):
+                return self._plain_tensor(node.head)
+            embedding = self._plain_tensor(node.embedding)
+            if node.head.name not in checkpoint.tensors:
+                self.notes.append(f"{node.head.name} is tied: taken from {node.embedding.name}")
+                return embedding
+            both = [embedding, self._plain_tensor(node.head)]
+        except MissingError as error:
+            message = str(error)
+            raise MissingError(message if said in message else f"{message}; {said}") from error
+        return identical(Same((node.embedding, node.head), node.mark), both, f"{said}, so they must be bit-identical")
 
 
 def _module(leaf: Expression) -> Module:
@@ -333,13 +346,20 @@ def _module(leaf: Expression) -> Module:
     return leaf
 
 
-def _tie_members(checkpoint: Checkpoint) -> list[tuple[str, bool]]:
+def _tie_members(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Returns what the config says of a tied head, of whatever type, by the path of the member."""
     config: Mapping[str, Any] = checkpoint.config or {}
-    text = config.get("text_config")
-    members = [("tie_word_embeddings", config.get("tie_word_embeddings"))]
-    if isinstance(text, Mapping):
-        members.append(("text_config.tie_word_embeddings", text.get("tie_word_embeddings")))
-    return [(key, tied) for key, tied in members if isinstance(tied, bool)]
+    places = {"": config, "text_config.": config.get("text_config")}
+    name = "tie_word_embeddings"
+    return {path + name: at[name] for path, at in places.items() if isinstance(at, Mapping) and name in at}
+
+
+def _said(members: Mapping[str, Any]) -> str:
+    if not members:
+        return "config.json does not say tie_word_embeddings"
+    return "config.json says " + " and ".join(
+        f"{key}: {shown(json.dumps(tied, ensure_ascii=False))}" for key, tied in members.items()
+    )
 
 
 def _field_error(module: Module, found: SourceTensor, required: str) -> PlanError:

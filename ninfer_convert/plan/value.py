@@ -364,6 +364,8 @@ class Identical:
     """Operands that must be equal bit for bit; every read compares them all."""
 
     parts: tuple[Value, ...]
+    demand: str
+    """Who says that they must be equal: the end of the message when they are not."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -391,7 +393,7 @@ class Identical:
         found, required = (words[index, ::-1].tobytes().hex() for words in (other, mine))
         raise SourceError(
             f"{where(part, low + index)}: word 0x{found} differs from 0x{required} at "
-            f"{where(self.parts[0], low + index)}; the recipe requires them to be bit-identical"
+            f"{where(self.parts[0], low + index)}; {self.demand}"
         )
 
     def locate(self, element: int) -> tuple[str, int, tuple[int, ...]]:
