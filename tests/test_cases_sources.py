@@ -399,7 +399,38 @@ class TestComponents:
     @pytest.mark.parametrize("optional", [True, False])
     def test_a_component_that_is_there_in_part_is_one_message(self, case: Case, optional: bool) -> None:
         self.write(case, 14, optional=optional)
-        case.refused("mtp.0.weight is missing", "1 of 15 missing")
+        (message,) = case.refused("mtp.0.weight is missing", "1 of 15 missing", "`change: [drop: mtp/*]`")
+        assert ("may be absent whole, not in part" in message) == optional
+        assert "optional: true" not in message
+
+    SHARED = "{component: mtp, optional: %s, objects: [%s, {name: mtp/e, shape: [2], format: BF16, value: a}]}"
+
+    @pytest.mark.parametrize("is_first", [True, False])
+    def test_a_component_is_absent_though_it_shares_a_tensor_that_is_there(self, case: Case, is_first: bool) -> None:
+        case.source({"a": vector()})
+        own = entry("mtp/0", [2], "BF16", "mtp.0.weight")
+        objects = [*take("a"), self.SHARED % ("true", own)]
+        case.recipe(*(objects if is_first else objects[::-1]))
+        case.converted()
+        assert list(case.objects()) == ["a"]
+        assert case.report()["notes"] == ["component mtp is absent from the source and was left out"]
+
+    def test_what_a_component_shares_does_not_count_in_its_messages(self, case: Case) -> None:
+        case.source({"a": vector()})
+        case.recipe(*take("a"), self.SHARED % ("false", entry("mtp/0", [2], "BF16", "mtp.0.weight")))
+        case.refused("mtp.0.weight is missing, 1 of 1 missing", "may be declared optional: true")
+
+    def test_a_shared_tensor_that_is_missing_is_told_of_those_outside(self, case: Case) -> None:
+        case.source({"mtp.0.weight": vector(), "b": vector()})
+        case.recipe(*take("a", "b"), self.SHARED % ("true", entry("mtp/0", [2], "BF16", "mtp.0.weight")))
+        for message in case.refused("tensor a is not in source base", messages=2):
+            assert "component" not in message
+
+    def test_a_component_that_has_nothing_of_its_own_is_there_with_what_it_shares(self, case: Case) -> None:
+        case.source({"a": vector(ONE)})
+        case.recipe(*take("a"), self.SHARED % ("true", entry("mtp/0", [2], "BF16", "a")))
+        case.converted()
+        assert list(case.objects()) == ["a", "mtp/0", "mtp/e"]
 
     def test_an_optional_component_that_is_absent_is_left_out_and_reported(self, case: Case) -> None:
         self.write(case, 0, optional=True)

@@ -225,28 +225,50 @@ class _Planner:
             self.findings.problem(*error.messages)
 
     def _absent_components(self) -> set[str]:
-        """Returns the optional components that are absent whole; reports those that are absent in part."""
-        members: dict[str, dict[str, Expression]] = {}
-        for item in self.recipe.objects:
-            if item.component is not None and isinstance(item, TensorSpec):
-                named: dict[str, Expression] = {
-                    str(leaf): leaf for leaf in leaves(item.value) if isinstance(leaf, (Tensor, Module))
-                }
-                members.setdefault(item.component, {}).update(named)
+        """Returns the optional components that are absent whole; reports those that are absent in part.
+
+        What objects outside a component read as well says nothing about it, unless it reads nothing else.
+        """
         absent = set()
-        for component, named in members.items():
-            missing = [leaf for leaf in named.values() if not self.binder.has(leaf)]
-            if missing and len(missing) == len(named) and component in self.recipe.optional_components:
+        for component, named in self._members().items():
+            missing = [leaf for leaf in named if not self.binder.has(leaf)]
+            is_optional = component in self.recipe.optional_components
+            if not missing:
+                continue
+            if is_optional and len(missing) == len(named):
                 absent.add(component)
                 self.findings.notes.append(f"component {component} is absent from the source and was left out")
-            elif missing:
-                self.partial.add(component)
-                self.findings.problem(
-                    f"{missing[0].mark}: component {component}: {printable(str(missing[0]))} is missing, "
-                    f"{len(missing)} of {len(named)} missing; a component that is absent whole may be declared "
-                    f"optional: true, or be left out with `change: [drop: {component}/*]`"
-                )
+                continue
+            self.partial.add(component)
+            drop = f"left out with `change: [drop: {component}/*]`"
+            if is_optional:
+                advice = f"an optional component may be absent whole, not in part; it may be {drop}"
+            elif len(missing) == len(named):
+                advice = f"a component that is absent whole may be declared optional: true, or be {drop}"
+            else:
+                advice = f"it may be {drop}"
+            self.findings.problem(
+                f"{missing[0].mark}: component {component}: {printable(str(missing[0]))} is missing, "
+                f"{len(missing)} of {len(named)} missing; {advice}"
+            )
         return absent
+
+    def _members(self) -> dict[str, list[Expression]]:
+        """Returns the tensors and modules by which every component is known, each once."""
+        if all(item.component is None for item in self.recipe.objects):
+            return {}
+        read: dict[str | None, dict[str, Expression]] = {}
+        readers: dict[str, set[str | None]] = {}
+        for item in self.recipe.objects:
+            for leaf in leaves(item.value) if isinstance(item, TensorSpec) else ():
+                if isinstance(leaf, (Tensor, Module)):
+                    read.setdefault(item.component, {}).setdefault(str(leaf), leaf)
+                    readers.setdefault(str(leaf), set()).add(item.component)
+        return {
+            component: [leaf for name, leaf in named.items() if len(readers[name]) == 1] or list(named.values())
+            for component, named in read.items()
+            if component is not None
+        }
 
     # -- objects --------------------------------------------------------------------------------------------
 
