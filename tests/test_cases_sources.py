@@ -689,6 +689,39 @@ class TestChatTemplate:
             "file: or input:",
         )
 
+    @pytest.mark.parametrize(
+        ("template", "found"),
+        [
+            (7, "an integer"),
+            (True, "a boolean"),
+            ({"default": "t"}, "an object"),
+            ([], "a list without a default (it names nothing)"),
+            ([{"name": "tool_use", "template": "t"}, 7, {"name": "rag"}], "a list without a default (tool_use, rag)"),
+            ([{"name": "default", "template": 7}], "a list whose default has an integer as its template"),
+            ([{"name": "default"}, {"name": "rag"}], "a list whose default has null as its template"),
+        ],
+    )
+    def test_a_member_that_is_no_template_is_told_as_what_it_is(
+        self, case: Case, template: object, found: str
+    ) -> None:
+        files = {"tokenizer.json": b"{}", "tokenizer_config.json": self.config(template)}
+        told = (
+            f"base:tokenizer_config.json, member chat_template is {found}; required is a text, or a list of "
+            "{name, template} with one called default"
+        )
+        self.write(case, files)
+        case.refused("resource template was not found", f"; {told}. Name another place")
+        self.write(case, {**files, "chat_template.jinja": b"x"})
+        case.converted()
+        assert case.payload("template") == b"x"
+        assert case.report()["notes"] == [f"resource template: {told}"]
+
+    @pytest.mark.parametrize("content", [b"{}", b'{"chat_template": null}'])
+    def test_a_member_that_is_absent_or_null_is_only_a_place_that_has_nothing(self, case: Case, content: bytes) -> None:
+        self.write(case, {"tokenizer.json": b"{}", "tokenizer_config.json": content})
+        (message,) = case.refused("resource template was not found")
+        assert "required" not in message
+
     def test_every_absent_resource_is_named(self, case: Case) -> None:
         self.write(case, {})
         first, second = case.refused(messages=2)
