@@ -69,23 +69,23 @@ class BlockReader:
             raise PlacedError(picks.mark, f"{quoted(kind)} names no variable")
         if kind == "when":
             if self._holds(picks, scope):
-                yield self.plain(members, body, scope)
+                yield self.plain(node.mark, members, body, scope)
             return
         sets = [self._loop(picks, variable, scope) for variable in picks.members]
         if any(indices is None for indices in sets):
             return
         for chosen in itertools.product(*(indices for indices in sets if indices is not None)):
             self._problems.next_turn()
-            yield self.plain(members, body, scope, dict(zip(picks.members, chosen, strict=True)))
+            yield self.plain(node.mark, members, body, scope, dict(zip(picks.members, chosen, strict=True)))
 
     def plain(
-        self, members: Mapping[str, Node], body: str, scope: Scope, loop: Mapping[str, int] | None = None
+        self, mark: Mark, members: Mapping[str, Node], body: str, scope: Scope, loop: Mapping[str, int] | None = None
     ) -> Block:
-        """Returns one round of a block whose members have been read."""
+        """Returns one round of a block at `mark` whose members have been read."""
         values: Mapping[str, Node] = {}
         if "values" in members:
             values = self._problems.attempt(read_named, members["values"], "value", self._problems) or {}
-        return Block(members[body], scope.inner(loop or {}, values))
+        return Block(members[body], scope.inner(loop or {}, values, mark))
 
     def check_conditions(self) -> None:
         """Notes the `when` blocks that were met and never held."""

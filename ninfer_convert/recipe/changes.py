@@ -9,11 +9,11 @@ Source: recipe.md, duty 7.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ninfer_convert.formats import FORMATS
-from ninfer_convert.recipe.expression import Expression
+from ninfer_convert.recipe.expression import Expression, Mark
 from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import ObjectSpec, Requirement, ResourceSpec, TensorSpec
 from ninfer_convert.recipe.objects import ENCODERS, ObjectReader, TensorDraft
@@ -116,7 +116,8 @@ class ChangeReader:
         )
         require = spec.requirements if alteration.require is None else alteration.require
         finished = self._objects.finished(draft, spec.name, require, spec.component, f"{quoted(spec.name)}: ")
-        return dataclasses.replace(finished, mark=spec.mark)
+        history = (*spec.changes, node.mark)
+        return dataclasses.replace(finished, mark=spec.mark, rounds=spec.rounds, changes=history)
 
     def _matches(self, node: Node, scope: Scope, names: Sequence[str], what: str) -> frozenset[str]:
         glob = scope.text(node, f"a glob of {what} names")
@@ -143,19 +144,25 @@ class ChangeReader:
         if any(key in members for key in _ORIGIN_CHANGES):
             origins = self._objects.origins(node, members, scope)
         # A digest belongs to the place it was taken from: with another place it has to be given anew.
-        changed = dataclasses.replace(spec, origins=origins, sha256=self._objects.digest(members))
+        history = (*spec.changes, node.mark)
+        changed = dataclasses.replace(
+            spec, origins=origins, sha256=self._objects.digest(members), changes=history
+        )
         return [changed if found is spec else found for found in current]
 
 
-def without_pins(objects: Sequence[ObjectSpec], sources: Container[str]) -> list[ObjectSpec]:
-    """Returns the objects, without the SHA-256 of resources that may be taken from one of the sources.
+def without_pins(objects: Sequence[ObjectSpec], moved: Mapping[str, Mark]) -> list[ObjectSpec]:
+    """Returns the objects, without the SHA-256 of resources that may be taken from one of the moved sources.
 
-    Pins belong to the repository they were taken from: of another one they say nothing.
+    Pins belong to the repository they were taken from: of another one they say nothing. `moved` holds the place
+    where each source got another repository.
     """
-    return [
-        dataclasses.replace(spec, sha256=None)
-        if isinstance(spec, ResourceSpec)
-        and any(origin.file is not None and origin.source in sources for origin in spec.origins)
-        else spec
-        for spec in objects
-    ]
+    return [_without_pin(spec, moved) if isinstance(spec, ResourceSpec) else spec for spec in objects]
+
+
+def _without_pin(spec: ResourceSpec, moved: Mapping[str, Mark]) -> ResourceSpec:
+    files = (origin for origin in spec.origins if origin.file is not None)
+    move = next((moved[origin.source] for origin in files if origin.source in moved), None)
+    if spec.sha256 is None or move is None:
+        return spec
+    return dataclasses.replace(spec, sha256=None, changes=(*spec.changes, move))

@@ -43,6 +43,14 @@ class InputSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """One round of a block that an object was declared in: the block's place, the loop variables it set."""
+
+    mark: Mark
+    loop: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class ResourceOrigin:
     """One place a resource may come from.
 
@@ -67,6 +75,10 @@ class ResourceSpec:
     sha256: str | None
     component: str | None
     mark: Mark = field(compare=False)
+    rounds: tuple[Round, ...] = field(default=(), compare=False)
+    """The blocks around the entry, the outermost first."""
+    changes: tuple[Mark, ...] = field(default=(), compare=False)
+    """The changes that were made to it, and the moves of a source that took its digest, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,10 @@ class TensorSpec:
     requirements: tuple[Requirement, ...]
     component: str | None
     mark: Mark = field(compare=False)
+    rounds: tuple[Round, ...] = field(default=(), compare=False)
+    """The blocks around the entry, the outermost first."""
+    changes: tuple[Mark, ...] = field(default=(), compare=False)
+    """The changes that were made to it, in order."""
 
 
 ObjectSpec = TensorSpec | ResourceSpec

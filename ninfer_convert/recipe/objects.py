@@ -8,6 +8,7 @@ Source: recipe.md, duties 3, 5 and 6; tensor-formats.md sections 2.4 and 7.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
@@ -107,7 +108,7 @@ class ObjectReader:
         optional = "optional" in members and read_boolean(members["optional"])
         if self.optional.setdefault(name, optional) != optional:
             self._problems.add(node.mark, f"component {quoted(name)} is optional in one place and not in another")
-        block: Block = self._blocks.plain(members, "objects", scope)
+        block: Block = self._blocks.plain(node.mark, members, "objects", scope)
         self._entries(block.body, block.scope, name, found)
         self._expressions.check_unused(block.scope)
 
@@ -130,7 +131,7 @@ class ObjectReader:
         if value is None or require is None:
             raise ReportedError(node.mark)
         draft = TensorDraft(node.mark, members, shape, numeric, encoder, layout, value, "words" in members)
-        return self.finished(draft, name, require, component)
+        return dataclasses.replace(self.finished(draft, name, require, component), rounds=scope.rounds)
 
     def choice(self, members: Mapping[str, Node], key: str, choices: Collection[str]) -> str | None:
         """Returns the member if it is one of the choices, "" if it is not written, None if it is wrong."""
@@ -220,7 +221,7 @@ class ObjectReader:
         sha256 = self.digest(members)
         if name is None:
             raise ReportedError(node.mark)
-        return ResourceSpec(name, origins, sha256, component, node.mark)
+        return ResourceSpec(name, origins, sha256, component, node.mark, scope.rounds)
 
     def digest(self, members: Mapping[str, Node]) -> str | None:
         """Returns the SHA-256 that is written, if there is one."""

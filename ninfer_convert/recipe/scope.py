@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ninfer_convert.layout import MAX_RANK
+from ninfer_convert.recipe.expression import Mark
+from ninfer_convert.recipe.model import Round
 from ninfer_convert.recipe.problems import PlacedError, Problems, ReportedError, nearest, quoted, suggestion
 from ninfer_convert.recipe.scalars import (
     read_integer,
@@ -55,6 +57,7 @@ class Scope:
 
     `variables` holds names and loop variables together, None for a name whose definition is wrong; `loops`
     says which are loop variables. `templates` caches the split text of nodes that loops read again and again.
+    `rounds` are the blocks around it, the outermost first.
     """
 
     variables: Mapping[str, str | int | None]
@@ -62,17 +65,19 @@ class Scope:
     parent: Scope | None
     templates: dict[ScalarNode, list[str]]
     values: dict[str, NamedValue] = field(default_factory=dict)
+    rounds: tuple[Round, ...] = ()
 
     @staticmethod
     def outermost(variables: Mapping[str, str | int | None]) -> Scope:
         """Returns the scope of a whole recipe."""
         return Scope(variables, frozenset(), None, {})
 
-    def inner(self, loop: Mapping[str, int], values: Mapping[str, Node]) -> Scope:
-        """Returns the scope of a block with more loop variables and named values."""
+    def inner(self, loop: Mapping[str, int], values: Mapping[str, Node], block: Mark | None = None) -> Scope:
+        """Returns the scope of a block, which lies at `block`, with more loop variables and named values."""
         variables = {**self.variables, **loop} if loop else self.variables
         scope = Scope(variables, self.loops.union(loop), self, self.templates)
         scope.values = {name: NamedValue(node, scope) for name, node in values.items()}
+        scope.rounds = self.rounds if block is None else (*self.rounds, Round(block, loop))
         return scope
 
     def value(self, name: str) -> NamedValue | None:

@@ -68,7 +68,7 @@ class SectionReader:
         self._scope = scope
         self._blocks = blocks
         self._problems = problems
-        self._moved: dict[str, frozenset[str]] = {}
+        self._moved: dict[str, dict[str, Mark]] = {}
 
     def identity(self) -> tuple[str, str, str] | None:
         """Returns recipe id, model_id and weights_id; None if one of them is missing or wrong."""
@@ -102,8 +102,10 @@ class SectionReader:
         merged: dict[str, _Source] = {}
         for document in self._chain:
             named = self._named(document, "sources", "source")
-            moved = [name for name, node in named if self._merge(merged.setdefault(name, _Source(node.mark)), node)]
-            self._moved[document.path] = frozenset(moved)
+            moved = self._moved[document.path] = {}
+            for name, node in named:
+                if self._merge(merged.setdefault(name, _Source(node.mark)), node):
+                    moved[name] = node.mark
             if "ignore" in document.sections:
                 self._problems.attempt(self._ignore, document.sections["ignore"], merged)
         if not merged and any("sources" in document.sections for document in self._chain):
@@ -111,8 +113,11 @@ class SectionReader:
             self._problems.add(node.mark, "a recipe needs at least one source")
         return {name: self._source(name, source) for name, source in merged.items()}
 
-    def moved(self, document: Document) -> frozenset[str]:
-        """Returns the sources that this recipe of the chain took to another repository; `sources` comes first."""
+    def moved(self, document: Document) -> Mapping[str, Mark]:
+        """Returns the sources that this recipe of the chain took to another repository, each with the place where.
+
+        `sources` has to be called first.
+        """
         return self._moved[document.path]
 
     def evidence(self) -> tuple[Evidence, ...] | None:
