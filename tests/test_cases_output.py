@@ -394,8 +394,55 @@ class TestExitCodes:
     def test_so_is_an_option_that_says_nothing(self, case: Case, extra: list[str], fragment: str) -> None:
         case.refused(fragment, code=2, extra=extra)
 
-    def test_an_input_that_the_recipe_does_not_know_is_1(self, case: Case) -> None:
-        case.refused("input other is not one of the recipe's inputs (none)", extra=["--input", "other=x"])
+    def test_so_is_an_input_that_the_recipe_does_not_know(self, case: Case) -> None:
+        extra = ["--input", "other=x", "--input", "more=y"]
+        first, second = case.refused("--input other=x: the recipe has no input other; it has none",
+                                     code=2, messages=2, extra=extra)
+        assert "--input more=y" in second
+        assert "other" in first
+
+    def test_the_nearest_input_is_named(self, case: Case) -> None:
+        text = case.recipe_path.read_text()
+        case.recipe_path.write_text(text.replace("sources:", "inputs: {ranking: {}, counts: {}}\nsources:", 1))
+        case.refused(
+            "--input rankings=x: the recipe has no input rankings; nearest: ranking; it has ranking, counts",
+            code=2,
+            extra=["--input", "rankings=x"],
+        )
+
+    def test_so_is_a_source_that_the_recipe_calls_otherwise(self, case: Case) -> None:
+        place = case.sources.pop("base")
+        case.refused(
+            f"--source foo={place}: the recipe's source is called base, and no path is called foo={place}; "
+            f"write --source base={place} or --source {place}",
+            code=2,
+            extra=["--source", f"foo={place}"],
+        )
+
+    def test_the_nearest_of_several_sources_is_named(self, case: Case) -> None:
+        text = case.recipe_path.read_text()
+        case.recipe_path.write_text(text.replace("{base: {}}", "{base: {}, quantized: {}}", 1))
+        place = case.sources.pop("base")
+        case.refused(
+            "--source quantised=x: the recipe has no source quantised; nearest: quantized; it has base, quantized",
+            code=2,
+            extra=["--source", f"base={place}", "--source", "quantised=x"],
+        )
+        case.refused(
+            "--source ./x=y: write NAME=WHERE; the recipe's sources are base, quantized",
+            code=2,
+            extra=["--source", "./x=y"],
+        )
+
+    def test_a_path_with_an_equals_sign_is_a_path_when_it_is_there(
+        self, case: Case, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(case.root)
+        case.sources["base"].rename(case.root / "foo=base")
+        case.sources["base"] = Path("foo=base")
+        case.converted()
+        case.sources["base"] = Path("none/foo=base")
+        case.refused("none/foo=base: no such file or directory", extra=["--overwrite"], planned=False)
 
     def test_success_prints_the_digest_and_nothing_else(self, case: Case) -> None:
         ran = case.converted()

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -110,7 +110,7 @@ def planned(
     recipe = load_recipe(recipe_name)
     places = _places(recipe, sources)
     rules = _prefix_rules(recipe, prefixes)
-    files = {name: Path(path) for name, path in _pairs("--input", inputs).items()}
+    files = _files(recipe, inputs)
     wanted = {
         name: Place(where, {**recipe.sources[name].prefixes, **rules.get(name, {})}) for name, where in places.items()
     }
@@ -130,13 +130,13 @@ def planned(
 
 def _places(recipe: Recipe, sources: tuple[str, ...]) -> dict[str, str]:
     places: dict[str, str] = {}
-    names = ", ".join(recipe.sources)
     for text in sources:
         name, equals, where = text.partition("=")
         if not equals or name not in recipe.sources:
-            # A path may hold an equals sign; it is a name only when the recipe has such a source.
-            if len(recipe.sources) > 1:
-                raise UsageError(f"--source {printable(text)}: write NAME=WHERE; the recipe's sources are {names}")
+            # A path may hold an equals sign, and is one when it is there.
+            is_name = bool(equals) and "/" not in name
+            if len(recipe.sources) > 1 or (is_name and not os.path.lexists(text)):
+                raise UsageError(_unknown_source(recipe, text, is_name=is_name))
             name, where = next(iter(recipe.sources)), text
         if name in places:
             raise UsageError(f"--source {name} is given twice")
@@ -146,6 +146,41 @@ def _places(recipe: Recipe, sources: tuple[str, ...]) -> dict[str, str]:
         wanted = [f"--source {spec.name}=WHERE" + (f" ({spec.repo})" if spec.repo else "") for spec in missing]
         raise UsageError("a source is not given; add " + " and ".join(wanted))
     return places
+
+
+def _unknown_source(recipe: Recipe, text: str, *, is_name: bool) -> str:
+    label, known = f"--source {printable(text)}", ", ".join(recipe.sources)
+    if not is_name:
+        return f"{label}: write NAME=WHERE; the recipe's sources are {known}"
+    name, _, where = text.partition("=")
+    if len(recipe.sources) > 1:
+        return f"{label}: {_unknown('source', name, recipe.sources)}"
+    place = printable(where)
+    return (
+        f"{label}: the recipe's source is called {known}, and no path is called {printable(text)}; "
+        f"write --source {known}={place} or --source {place}"
+    )
+
+
+def _unknown(kind: str, name: str, known: Collection[str]) -> str:
+    from ninfer_convert.recipe.problems import nearest
+
+    near = nearest(name, known)
+    return (
+        f"the recipe has no {kind} {printable(name)}" + (f"; nearest: {near}" if near else "")
+        + f"; it has {', '.join(known) or 'none'}"
+    )
+
+
+def _files(recipe: Recipe, inputs: tuple[str, ...]) -> dict[str, Path]:
+    pairs = _pairs("--input", inputs)
+    unknown = [name for name in pairs if name not in recipe.inputs]
+    if unknown:
+        raise UsageError(
+            *(f"--input {printable(name)}={printable(pairs[name])}: {_unknown('input', name, recipe.inputs)}"
+              for name in unknown)
+        )
+    return {name: Path(path) for name, path in pairs.items()}
 
 
 def _pairs(option: str, texts: tuple[str, ...]) -> dict[str, str]:
