@@ -14,11 +14,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, order=True)
 class Mark:
-    """A place in a recipe file; line and column count from 1."""
+    """A place in a recipe file; line and column count from 1.
+
+    `end_column`, where it is known, is just after the text that stands there, on the same line.
+    """
 
     file: str
     line: int
     column: int
+    end_column: int | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"

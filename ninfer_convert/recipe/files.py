@@ -152,6 +152,7 @@ def _bytes(path: str) -> bytes:
 
 
 def _read(path: str, data: bytes, problems: Problems) -> Document:
+    problems.files[printable(path)] = data
     root = problems.attempt(parse_document, data, printable(path), problems)
     table = problems.attempt(read_map, root, "a recipe, a mapping") if root is not None else None
     if table is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
@@ -47,15 +47,17 @@ class ReportedError(PlacedError):
 class WrongRecipeError(RecipeError):
     """Everything that is wrong with a recipe: `problems` has all of it, in the order of the places.
 
-    The messages stop after `MAX_MESSAGES` and say how many are missing.
+    `files` holds what was read, by the names that the places give. The messages stop after `MAX_MESSAGES` and
+    say how many are missing.
     """
 
-    def __init__(self, problems: Sequence[tuple[Mark, str]]) -> None:
+    def __init__(self, problems: Sequence[tuple[Mark, str]], files: Mapping[str, bytes] | None = None) -> None:
         messages = [f"{mark}: {text}" for mark, text in problems]
         if len(messages) > MAX_MESSAGES:
             messages[MAX_MESSAGES:] = [f"{len(messages) - MAX_MESSAGES} more problems are not shown"]
         super().__init__(*messages)
         self.problems = problems
+        self.files: Mapping[str, bytes] = files or {}
 
 
 class Problems:
@@ -67,6 +69,8 @@ class Problems:
 
     def __init__(self) -> None:
         _comparisons_left.set(MAX_COMPARISONS)
+        self.files: dict[str, bytes] = {}
+        """What has been read, by the names that places give."""
         self._texts: dict[Mark, list[str]] = {}
         self._turns: dict[Mark, int] = {}
         self._turn = 0
@@ -100,7 +104,8 @@ class Problems:
     def raise_if_any(self) -> None:
         """Raises one `WrongRecipeError` with every problem, if there is one."""
         if self._texts:
-            raise WrongRecipeError([(mark, text) for mark in sorted(self._texts) for text in self._texts[mark]])
+            problems = [(mark, text) for mark in sorted(self._texts) for text in self._texts[mark]]
+            raise WrongRecipeError(problems, self.files)
 
 
 def quoted(text: str) -> str:

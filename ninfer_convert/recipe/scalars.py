@@ -155,20 +155,23 @@ def read_members(
 ) -> Mapping[str, Node] | None:
     """Returns the members of a mapping with a closed set of keys; None if a required one is missing.
 
-    Unknown and missing keys are noted in problems.
+    Unknown and missing keys are noted in problems; one that is only misspelt is not missing, too.
     """
     members = read_map(node, f"{what}, a mapping").members
     known = [*required, *optional]
+    misspelt = set()
     for key in members:
         if key not in known:
             mark = read_map(node, what).keys[key].mark
             # A key that is there already is not what was meant.
             close = nearest(key, [name for name in known if name not in members])
+            misspelt.add(close)
             hint = f"; nearest is {quoted(close)}" if close else f"; known: {', '.join(known)}"
             problems.add(mark, f"unknown key {quoted(key)} in {what}{hint}")
     missing = [key for key in required if key not in members]
+    if untold := [key for key in missing if key not in misspelt]:
+        problems.add(node.mark, f"{what} needs {' and '.join(map(quoted, untold))}")
     if missing:
-        problems.add(node.mark, f"{what} needs {' and '.join(map(quoted, missing))}")
         return None
     return members
 

@@ -49,6 +49,10 @@ _HINTS: Mapping[str, str] = MappingProxyType(
         "alphabetic or numeric": "; quote text that begins with * or &",
         "',' or ": "; between brackets, quote text that has one of [ ] { } or a comma",
         "cannot start any token": "; quote text that begins so",
+        "mapping values are not allowed": "; keys that stand together begin in one column; quote text that has ': '",
+        "expected key": "; keys that stand together begin in one column",
+        "'-' indicator": "; the entries of a list begin in one column, each with '- '",
+        "<block end>": "; what stands together begins in one column",
     }
 )
 """What to do about a syntax error, by a part of what both parsers say."""
@@ -115,13 +119,31 @@ def parse_document(data: bytes, file: str, problems: Problems, loader: Any = LOA
         for event in yaml.parse(text, Loader=loader):
             builder.take(event)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
-        problem = getattr(error, "problem", None) or "cannot be parsed"
-        hint = next((text for part, text in _HINTS.items() if part in problem), "")
-        raise PlacedError(_mark(file, mark), f"not valid YAML: {printable(problem)}{hint}") from None
+        raise _syntax_error(error, text, file) from None
     if builder.root is None:
         raise PlacedError(Mark(file, 1, 1), "the file holds no YAML document")
     return builder.root
+
+
+def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> PlacedError:
+    """Returns what a parser complains of; a bracket or quote that is never closed is told where it opens."""
+    mark, opened = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
+    problem = getattr(error, "problem", None) or "cannot be parsed"
+    if mark is not None and opened is not None and mark.line > opened.line:
+        lines = _LINE_BREAK.split(text)
+        opener = lines[opened.line][opened.column : opened.column + 1]
+        at_end = not any(line.strip() for line in lines[mark.line :])
+        # What goes on after a bracket is indented more than the line that opens it.
+        outside = at_end or _indent(lines[mark.line]) <= _indent(lines[opened.line])
+        if outside if opener in ("[", "{") else at_end and opener in ("'", '"'):
+            found = "the file ends before that" if at_end else f"line {mark.line + 1} cannot go on with it"
+            return PlacedError(_mark(file, opened), f"not valid YAML: this {opener} is never closed; {found}")
+    hint = next((text for part, text in _HINTS.items() if part in problem), "")
+    return PlacedError(_mark(file, mark or opened), f"not valid YAML: {printable(problem)}{hint}")
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip(" "))
 
 
 def _mark(file: str, mark: yaml.Mark | None) -> Mark:
@@ -194,7 +216,10 @@ class _Builder:
                 raise PlacedError(self._mark(event), "a second YAML document begins; one file holds one document")
 
     def _mark(self, event: Any) -> Mark:
-        return Mark(self._file, event.start_mark.line + 1, event.start_mark.column + 1)
+        start, end = event.start_mark, event.end_mark
+        is_text = isinstance(event, yaml.ScalarEvent | yaml.AliasEvent)
+        ends_here = is_text and end.line == start.line and end.column > start.column
+        return Mark(self._file, start.line + 1, start.column + 1, end.column + 1 if ends_here else None)
 
     def _count(self, mark: Mark, size: int) -> None:
         self._nodes += size
