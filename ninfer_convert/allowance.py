@@ -47,9 +47,27 @@ def allowed_threads() -> int:
     return max(1, min(limits))
 
 
-def default_memory() -> int:
-    """Returns the default of `--max-memory`: 1 GiB, or 80 % of a tighter cgroup or address-space limit."""
-    limits = [limit for limit in (_cgroup_memory(), _address_space()) if limit is not None]
+def worker_threads(slots: int) -> int:
+    """Returns the threads of one worker process of a cluster: one for each of its slots, as far as they are allowed.
+
+    A cluster gives a worker as many slots as it is to use processors, and knows how many workers a machine has.
+    """
+    return max(1, min(slots, allowed_threads()))
+
+
+def worker_slots(workers: int) -> int:
+    """Returns the slots of each of several workers that share what this process may use."""
+    return max(1, allowed_threads() // workers)
+
+
+def default_memory(processes: int = 1) -> int:
+    """Returns the default of `--max-memory`: 1 GiB, or 80 % of a tighter cgroup or address-space limit.
+
+    Args:
+        processes: so many of them share a cgroup's limit.
+    """
+    shared, own = _cgroup_memory(), _address_space()
+    limits = ([] if shared is None else [shared // processes]) + ([] if own is None else [own])
     return min([DEFAULT_MEMORY_BYTES, *(limit * 4 // 5 for limit in limits)])
 
 

@@ -81,3 +81,18 @@ def test_peak_memory_is_in_bytes() -> None:
     status = Path("/proc/self/status").read_text(encoding="utf-8")
     high_water = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
     assert abs(allowance.peak_memory() - high_water * 1024) < 4 << 20
+
+
+def test_processes_of_one_cgroup_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (800 << 20, 800 << 20))
+    _pretend(monkeypatch, {"/proc/self/cgroup": "0::/a\n", "/sys/fs/cgroup/a/memory.max": str(2000 << 20)})
+    assert [allowance.default_memory(processes) >> 20 for processes in (1, 2, 4)] == [640, 640, 400]
+
+
+def test_workers_of_one_process_share_its_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their number, all their threads together are no more than are allowed, unless each has one."""
+    _pretend(monkeypatch, {})
+    monkeypatch.delenv("SLURM_CPUS_PER_TASK", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    assert [allowance.worker_slots(workers) for workers in (1, 2, 3, 8, 9)] == [8, 4, 2, 1, 1]
+    assert [allowance.worker_threads(slots) for slots in (0, 1, 3, 8, 64)] == [1, 1, 3, 8, 8]

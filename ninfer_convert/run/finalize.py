@@ -75,9 +75,10 @@ class _Claim:
 def finalize(
     plan: Plan,
     output: Path,
-    plan_name: str,
+    plan_name: str | None,
     *,
     threads: int,
+    overwrite: bool = False,
     progress: Progress | None = None,
     before_publish: BeforePublish | None = None,
 ) -> tuple[Outcome, int]:
@@ -85,9 +86,10 @@ def finalize(
 
     Args:
         plan: an accepted plan; its sources are open.
-        output: the artifact's path; it does not exist.
-        plan_name: what messages call the plan file.
+        output: the artifact's path.
+        plan_name: what messages call the plan file; None if one command does all, and mends it when given again.
         threads: how many hash at a time.
+        overwrite: replace an existing output.
         progress: reports bytes of the file.
         before_publish: as of `convert.convert`.
 
@@ -96,9 +98,9 @@ def finalize(
         OutputError: a share is being written, or a call failed; all is kept.
     """
     started = time.monotonic()
-    require_prepared(plan, output, plan_name)
+    require_prepared(plan, output, plan_name or "")
     with _PreparedFile(output, plan.file_bytes) as part:
-        part.require_free_name(overwrite=False)
+        part.require_free_name(overwrite=overwrite)
         count, claims = _complete_claims(plan, part.path, plan_name)
         _write_between(plan, part)
         objects = _object_ranges(plan)
@@ -117,7 +119,7 @@ def finalize(
         part.sync()
         undo = before_publish(outcome) if before_publish else None
         try:
-            part.publish()
+            part.publish(overwrite=overwrite)
         except BaseException:
             if undo is not None and not part.is_published():
                 undo()
@@ -153,7 +155,7 @@ def _write_between(plan: Plan, part: PartFile) -> None:
 # -- what the journals say ----------------------------------------------------------------------------------------
 
 
-def _complete_claims(plan: Plan, part: Path, plan_name: str) -> tuple[int, list[_Claim]]:
+def _complete_claims(plan: Plan, part: Path, plan_name: str | None) -> tuple[int, list[_Claim]]:
     """Returns a number of shares that have all been run, and what their journals claim of every byte of data."""
     counts = sorted({count for _, count in share_journals(part).values() if count > 0})
     problems: list[str] = []
@@ -163,13 +165,13 @@ def _complete_claims(plan: Plan, part: Path, plan_name: str) -> tuple[int, list[
         except PlanError as error:
             problems += error.messages
     if not counts:
-        problems.append(f"no share of {printable(str(part))} has been run; give `{_command(plan_name, 'I/N')}`")
+        problems.append(f"no share of {printable(str(part))} has been run; {_again(plan_name, 'I/N')}")
     elif len(counts) > 1:
         problems.append(f"shares of {' and of '.join(map(str, counts))} are there; those of one number are enough")
     raise PlanError(*problems)
 
 
-def _claims(plan: Plan, part: Path, count: int, plan_name: str) -> list[_Claim]:
+def _claims(plan: Plan, part: Path, count: int, plan_name: str | None) -> list[_Claim]:
     claims: list[_Claim] = []
     problems = []
     stored = list(stored_ranges(plan))
@@ -183,7 +185,7 @@ def _claims(plan: Plan, part: Path, count: int, plan_name: str) -> list[_Claim]:
         own = [(max(begin, share.begin), min(end, share.end)) for begin, end, _ in stored]
         lacking = sum(covered.missing(begin, end) for begin, end in own if begin < end)
         where = f"share {share.name} (file bytes [{share.begin}, {share.end}))"
-        again = f"give `{_command(plan_name, share.name)}`"
+        again = _again(plan_name, share.name)
         if found is None:
             problems.append(f"{where} is missing; {again}")
         elif lacking or not found.is_complete:
@@ -209,12 +211,12 @@ def _require_agreement(plan: Plan, claims: Sequence[_Claim]) -> None:
 
 
 def _require_true(
-    plan: Plan, part: Path, claims: Sequence[_Claim], digests: Sequence[str], plan_name: str
+    plan: Plan, part: Path, claims: Sequence[_Claim], digests: Sequence[str], plan_name: str | None
 ) -> None:
     wrong = [
         f"object {_object_at(plan, claim.segment.begin)}: bytes [{claim.segment.begin}, {claim.segment.end}) of "
         f"{printable(str(part))} have SHA-256 {digest}, but share {claim.share.name} wrote {claim.segment.sha256}; "
-        f"give `{_command(plan_name, claim.share.name)}` again"
+        f"{_again(plan_name, claim.share.name)}{' again' if plan_name else ''}"
         for claim, digest in zip(claims, digests, strict=True)
         if digest != claim.segment.sha256
     ]
@@ -228,8 +230,10 @@ def _object_at(plan: Plan, position: int) -> str:
     return printable(plan.objects[bisect_right(begins, position) - 1].name)
 
 
-def _command(plan_name: str, share: str) -> str:
-    return f"run --plan {printable(plan_name)} --shard {share}"
+def _again(plan_name: str | None, share: str) -> str:
+    if plan_name is None:
+        return "give the same command again"
+    return f"give `run --plan {printable(plan_name)} --shard {share}`"
 
 
 # -- what was published before ------------------------------------------------------------------------------------

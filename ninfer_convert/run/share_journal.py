@@ -27,6 +27,10 @@ SCHEMA = 1
 MAX_LINES = 50_000_000
 
 
+class ShareHeldError(OutputError):
+    """Another process writes a share; it may have died without its file system having noticed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """File bytes `[begin, end)` and their SHA-256 in hexadecimal."""
@@ -133,7 +137,8 @@ class ShareJournal:
         """Opens or begins the journal.
 
         Raises:
-            OutputError: another process writes this share, or the journal cannot be written.
+            ShareHeldError: another process writes this share.
+            OutputError: the journal cannot be written.
         """
         self.path = share_journal_path(part, share)
         try:
@@ -173,7 +178,7 @@ class ShareJournal:
                     fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except BlockingIOError as error:
                     writer = named_writer(_last_writer(self.path))
-                    raise OutputError(f"share {share.name} is being written by {writer}") from error
+                    raise ShareHeldError(f"share {share.name} is being written by {writer}") from error
                 except OSError as error:
                     # Two writers of one share write the same bytes, and no claim is trusted.
                     if error.errno not in NO_LOCKS:

@@ -15,7 +15,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,19 +53,25 @@ def part_path(output: Path) -> Path:
     return output.with_name(output.name + PART_SUFFIX)
 
 
-def prepare(plan: Plan, output: Path) -> bool:
+def prepare(plan: Plan, output: Path, *, overwrite: bool = False, resume: bool = True) -> bool:
     """Makes the part file of an output, with its size and head; tells whether it was not there already.
+
+    Args:
+        plan: an accepted plan.
+        output: the artifact's path.
+        overwrite: the output may exist.
+        resume: leave a part file of this plan as it is; else begin anew, whatever is there.
 
     Raises:
         PlanError: what is there belongs to another conversion, or to a run that was interrupted.
         OutputError: the output exists, another process writes it, or a call failed.
     """
     identity, path = plan_identity(plan), journal_path(part_path(output))
-    if _is_prepared(plan, output, identity):
+    if resume and is_prepared(plan, output):
         return False
     with PartFile(output, plan.file_bytes) as part:
-        part.require_free_name(overwrite=False)
-        found = None if part.is_empty() else read_journal(path, len(plan.objects))
+        part.require_free_name(overwrite=overwrite)
+        found = None if part.is_empty() or not resume else read_journal(path, len(plan.objects))
         if found is not None and (not found.shares or found.identity != identity):
             part.keep()
             changed = ", ".join(differences(found.identity, identity))
@@ -88,19 +94,19 @@ def prepare(plan: Plan, output: Path) -> bool:
     return True
 
 
-def _is_prepared(plan: Plan, output: Path, identity: Mapping[str, Any]) -> bool:
-    """Tells without the lock, which shares may be holding."""
+def is_prepared(plan: Plan, output: Path) -> bool:
+    """Tells whether the part file of this plan is there; without the lock, which shares may be holding."""
     found = read_journal(journal_path(part_path(output)), 0)
     with contextlib.suppress(OSError):
-        size = part_path(output).stat(follow_symlinks=False).st_size
-        return found is not None and found.shares and found.identity == identity and size == plan.file_bytes
+        is_whole = part_path(output).stat(follow_symlinks=False).st_size == plan.file_bytes
+        return is_whole and found is not None and found.shares and found.identity == plan_identity(plan)
     return False
 
 
 def require_prepared(plan: Plan, output: Path, plan_name: str) -> None:
     """Raises PlanError unless the part file of this plan is prepared."""
     path, identity = part_path(output), plan_identity(plan)
-    if _is_prepared(plan, output, identity):
+    if is_prepared(plan, output):
         return
     found = read_journal(journal_path(path), 0)
     reason = ""
