@@ -6,7 +6,11 @@ as it stands; nothing else in the package prints or exits.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
+
+WRONG_PATH = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR})
+"""Failures of a path that leads nowhere, a mistake of who named it to be read (1); any other may pass (74)."""
 
 
 class ConvertError(Exception):

@@ -444,6 +444,39 @@ class TestExitCodes:
         case.sources["base"] = Path("none/foo=base")
         case.refused("none/foo=base: no such file or directory", extra=["--overwrite"], planned=False)
 
+    @pytest.mark.parametrize(
+        "words",
+        [
+            ["verify", "none"],
+            ["inspect", "none"],
+            ["compare", "none", "{artifact}"],
+            ["compare", "{artifact}", "none"],
+            ["compare", "none", "--recipe", "{recipe}", "--source", "{source}"],
+            ["export", "none", "-o", "x.safetensors"],
+            ["report", "none", "--html", "x.html"],
+            ["report", "{artifact}", "--html", "x.html", "--against", "none"],
+            ["report", "{artifact}", "--html", "x.html", "--report", "none"],
+            ["verify", "{artifact}", "--report", "none"],
+            ["verify", "{artifact}", "--recipe", "none"],
+            ["plan", "none.yaml"],
+            ["plan", "none"],
+            ["plan", "{recipe}", "--source", "none"],
+            ["prepare", "--plan", "none"],
+        ],
+    )
+    def test_a_named_file_that_is_not_there_is_wrong_input_whatever_reads_it(
+        self, case: Case, words: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        case.converted()
+        monkeypatch.chdir(case.root)
+        before = snapshot(case.root)
+        places = {"artifact": case.output, "recipe": case.recipe_path, "source": case.sources["base"]}
+        ran = run_cli(*(word.format(**places) for word in words))
+        require_refusal(ran, 1)
+        assert len(ran.errors) == 1
+        assert "none" in ran.err
+        assert snapshot(case.root) == before
+
     def test_success_prints_the_digest_and_nothing_else(self, case: Case) -> None:
         ran = case.converted()
         assert ran.out == f"{sha256(case.output)}  {case.output}\n"

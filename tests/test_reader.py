@@ -1,5 +1,6 @@
 """The open artifact: what it gives, reads that stop short, files that are none."""
 
+import errno
 import hashlib
 import os
 import re
@@ -167,7 +168,7 @@ def test_failing_read_is_an_input_output_failure(tiny, monkeypatch):
 
 
 @pytest.mark.parametrize(("make", "error", "message"), [
-    (lambda path: None, OutputError, "cannot be opened: No such file or directory"),
+    (lambda path: None, ArtifactError, "cannot be opened: No such file or directory"),
     (lambda path: path.mkdir(), ArtifactError, "not a regular file; an artifact is one file"),
     (os.mkfifo, ArtifactError, "not a regular file; an artifact is one file"),
     (lambda path: path.write_bytes(b""), ArtifactError, "file has 0 bytes; magic and directory length alone take 16"),
@@ -183,14 +184,33 @@ def test_what_is_no_artifact_is_refused_with_its_path(tmp_path, make, error, mes
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.parametrize(("number", "error"), [
+    (errno.ENOENT, ArtifactError),
+    (errno.ENOTDIR, ArtifactError),
+    (errno.ENAMETOOLONG, ArtifactError),
+    (errno.ELOOP, ArtifactError),
+    (errno.EACCES, OutputError),
+    (errno.EIO, OutputError),
+    (errno.EMFILE, OutputError),
+])  # fmt: skip
+def test_a_path_that_leads_nowhere_is_wrong_input_and_any_other_failure_input_output(monkeypatch, number, error):
+    def fail(*arguments, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(error, match=f"x.ninfer: cannot be opened: {os.strerror(number)}") as caught:
+        Artifact.open("x.ninfer")
+    assert caught.value.exit_code == (1 if error is ArtifactError else 74)
+
+
 def test_path_with_a_nul_is_refused():
-    with pytest.raises(OutputError, match=r"a\\x00b: cannot be opened: embedded null byte"):
+    with pytest.raises(ArtifactError, match=r"a\\x00b: cannot be opened: embedded null byte"):
         Artifact.open("a\0b")
 
 
 def test_path_that_is_not_utf_8_is_shown_escaped(tmp_path):
     path = os.fsdecode(os.fsencode(tmp_path) + b"/\xff\n.ninfer")
-    with pytest.raises(OutputError, match=r"\\udcff\\n\.ninfer: cannot be opened"):
+    with pytest.raises(ArtifactError, match=r"\\udcff\\n\.ninfer: cannot be opened"):
         Artifact.open(path)
     with open(path, "wb") as file:
         file.write(TINY.read_bytes())

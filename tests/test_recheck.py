@@ -663,7 +663,7 @@ def test_a_broken_structure_is_told_alone(copy: Path, verified: Callable[..., An
 @pytest.mark.parametrize(
     ("content", "code", "message"),
     [
-        (None, 74, "cannot be read: No such file or directory"),
+        (None, 1, "no such file or directory"),
         ("{", 1, "not JSON: "),
         ("[]", 1, "required: a JSON object"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import itertools
 import json
@@ -657,7 +658,6 @@ def test_a_full_disk_stops_a_share_and_the_same_command_goes_on(
         (["--plan", "{plan}", "--shard", "0/2", "--overwrite"], "--overwrite does not go with --plan"),
         (["--plan", "{plan}", "--shard", "0/2", "--source", "x"], "--source does not go with --plan"),
         (["--plan", "{plan}", "--shard", "2/2"], "--shard 2/2: share 2 of 2; shares are counted from 0 to 1"),
-        (["--plan", "{root}/none.json", "--shard", "0/2"], "none.json: No such file or directory; make it with `plan "),
         (["--plan", "{plan}", "--shard", "0/2", "--max-memory", "1MiB"], "--max-memory 1MiB is below the minimum"),
     ],
 )
@@ -666,6 +666,29 @@ def test_what_cannot_be_meant_is_a_usage_error(words: list[str], message: str, s
     ran = run_cli("run", *(word.format(plan=shared.plan_path, root=shared.directory) for word in words))
     assert (ran.code, len(ran.errors)) == (2, 1)
     assert message in ran.err
+
+
+@pytest.mark.parametrize("words", [["prepare"], ["run", "--shard", "0/2"], ["finalize"]])
+def test_a_plan_file_that_is_not_there_is_wrong_input(words: list[str], tmp_path: Path) -> None:
+    ran = run_cli(*words, "--plan", tmp_path / "none.json")
+    message = f"{tmp_path}/none.json: No such file or directory; make it with `plan RECIPE -o PLAN.json --output OUT`"
+    assert (ran.code, ran.err) == (1, f"error: {message}\n")
+
+
+def test_a_plan_file_that_cannot_be_read_is_an_input_output_failure(
+    shared: Shared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared.begun()
+    opened = open
+
+    def fail(path: Any, *arguments: Any, **options: Any) -> Any:
+        if path == str(shared.plan_path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr("builtins.open", fail)
+    ran = run_cli("prepare", "--plan", shared.plan_path)
+    assert (ran.code, ran.err) == (74, f"error: {shared.plan_path}: cannot be read: Permission denied\n")
 
 
 def test_a_run_without_plan_still_needs_recipe_and_output(many: ManyObjects) -> None:

@@ -167,9 +167,11 @@ def test_broken_structure_is_one_problem(tmp_path):
     json.dumps(result.as_json())
 
 
-def test_missing_file_is_an_input_output_failure(tmp_path):
-    with pytest.raises(OutputError, match="cannot be opened: No such file"):
-        verify_artifact(tmp_path / "absent.ninfer")
+def test_missing_file_is_a_broken_structure(tmp_path):
+    result = verify_artifact(tmp_path / "absent.ninfer")
+    (problem,) = result.problems
+    assert (result.ok, problem.check) == (False, "structure")
+    assert problem.detail == f"{tmp_path}/absent.ninfer: cannot be opened: No such file or directory"
 
 
 def test_file_cut_during_verification_is_a_problem(copy, monkeypatch):

@@ -27,7 +27,7 @@ from ninfer_convert.artifact.container import (
     TensorRecord,
     parse_head,
 )
-from ninfer_convert.errors import ArtifactError, ConvertError, OutputError, printable
+from ninfer_convert.errors import WRONG_PATH, ArtifactError, ConvertError, OutputError, printable
 from ninfer_convert.formats import FORMATS, NumericFormat
 from ninfer_convert.layout import Geometry, geometry
 
@@ -56,7 +56,7 @@ class Artifact:
         """Opens an artifact and checks its framing, its directory and its geometry.
 
         Raises:
-            ArtifactError: the file is no valid artifact; the message begins with the path.
+            ArtifactError: there is no such file, or it is no valid artifact; the message begins with the path.
             OutputError: the file cannot be opened or read.
 
         Source: container.md.
@@ -66,9 +66,10 @@ class Artifact:
             # without O_NONBLOCK, opening a pipe would wait for its writer
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
-            raise OutputError(f"{shown_path}: cannot be opened: {error.strerror}") from error
+            kind = ArtifactError if error.errno in WRONG_PATH else OutputError
+            raise kind(f"{shown_path}: cannot be opened: {error.strerror}") from error
         except ValueError as error:
-            raise OutputError(f"{shown_path}: cannot be opened: {error}") from error
+            raise ArtifactError(f"{shown_path}: cannot be opened: {error}") from error
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):

@@ -88,7 +88,8 @@ def verify_artifact(
 ) -> Verification:
     """Checks an artifact's structure and every value rule over every byte.
 
-    A broken structure is one problem and ends the verification, since nothing behind it can be located.
+    A broken structure is one problem and ends the verification, since nothing behind it can be located; so is a
+    file that is not there.
 
     Args:
         progress: called with the number of payload bytes checked since the last call, by one thread at a time.

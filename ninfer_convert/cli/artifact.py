@@ -14,7 +14,7 @@ import click
 from ninfer_convert.allowance import MAX_THREADS
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, size_text, where_options
 from ninfer_convert.cli.output import say
-from ninfer_convert.errors import ArtifactError, OutputError, SourceError, UsageError, printable
+from ninfer_convert.errors import ArtifactError, SourceError, UsageError, printable
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
@@ -230,8 +230,6 @@ def load_report(path: Path) -> dict[str, Any]:
     from ninfer_convert.source.io import read_small
     from ninfer_convert.strict_json import load_object
 
-    if not path.exists():
-        raise OutputError(f"{printable(str(path))}: cannot be read: No such file or directory")
     try:
         return load_object(read_small(os.fspath(path), MAX_REPORT_BYTES), printable(str(path)), lenient=True)
     except SourceError as error:

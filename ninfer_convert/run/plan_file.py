@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.errors import PlanError, SourceError, UsageError, printable
+from ninfer_convert.errors import WRONG_PATH, OutputError, PlanError, SourceError, UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import plan_identity, totals
 from ninfer_convert.run.journal import differences
@@ -85,7 +85,7 @@ def write_plan_file(file: PlanFile, plan: Plan) -> None:
     if os.path.lexists(path):
         try:
             read_plan_file(file.path)
-        except (PlanError, UsageError) as error:
+        except PlanError as error:
             raise UsageError(f"{printable(file.path)} exists and is no plan; it is not replaced") from error
     document = {
         "kind": KIND,
@@ -107,8 +107,8 @@ def read_plan_file(path: str) -> PlanFile:
     """Returns what a plan file says.
 
     Raises:
-        UsageError: there is no such file.
-        PlanError: it is not one that `plan -o` has written.
+        PlanError: there is no such file, or it is not one that `plan -o` has written.
+        OutputError: it cannot be read.
     """
     name = printable(path)
     try:
@@ -116,7 +116,9 @@ def read_plan_file(path: str) -> PlanFile:
             # A read takes memory for all it might return.
             raw = file.read(min(MAX_FILE_BYTES, os.fstat(file.fileno()).st_size) + 1)
     except OSError as error:
-        raise UsageError(f"{name}: {error.strerror}; make it with `plan RECIPE -o PLAN.json --output OUT`") from error
+        if error.errno not in WRONG_PATH:
+            raise OutputError(f"{name}: cannot be read: {error.strerror}") from error
+        raise PlanError(f"{name}: {error.strerror}; make it with `plan RECIPE -o PLAN.json --output OUT`") from error
     with contextlib.suppress(SourceError, TypeError, KeyError):
         document = load_object(raw, name)
         if document["kind"] == KIND and document["schema"] == SCHEMA and document["unpinned"] in (False, True):

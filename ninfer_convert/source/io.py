@@ -15,16 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ninfer_convert.errors import ConvertError, OutputError, SourceError, printable
+from ninfer_convert.errors import WRONG_PATH, ConvertError, OutputError, SourceError, printable
 
 MAX_READ_BYTES = 0x7FFFF000
 """What one system call moves at most. Source: read(2)."""
 
 MAX_OPEN_FILES = 32
 DIGEST_BYTES = 1 << 20
-
-_WRONG_PATH = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR}
-
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
@@ -225,7 +222,7 @@ def failure(path: str, error: OSError) -> ConvertError:
     A path that leads nowhere is an input mistake (`SourceError`); anything else, such as a medium that does
     not answer, may be gone at the next try (`OutputError`).
     """
-    if error.errno not in _WRONG_PATH:
+    if error.errno not in WRONG_PATH:
         return OutputError(f"{printable(path)}: cannot be read: {error.strerror}")
     link = dangling_link(path) if error.errno == errno.ENOENT else None
     return SourceError(link or f"{printable(path)}: {(error.strerror or str(error)).lower()}")
