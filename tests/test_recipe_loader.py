@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from recipe_texts import COMMIT, DIGEST, FP8, FP8_ROW, GROUPED, HEAD, SMALL, TUNE, load, resources, tensors
 
-from ninfer_convert.errors import RecipeError
+from ninfer_convert.errors import OutputError, RecipeError
 from ninfer_convert.recipe import files as recipe_files
 from ninfer_convert.recipe.files import recipes_directory
 from ninfer_convert.recipe.loader import find_recipe, load_recipe, shipped_recipes
@@ -370,6 +370,18 @@ def test_a_file_that_cannot_be_read_is_told(path: Any, message: str, here: Path)
     with pytest.raises(RecipeError) as caught:
         load_recipe(path)
     assert message in str(caught.value)
+
+
+def test_a_recipe_that_the_system_does_not_let_us_read_is_an_input_output_failure(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("builtins.open", fail)
+    with pytest.raises(OutputError, match=r"^nvfp4\.yaml: the recipe cannot be read: Permission denied$") as caught:
+        load_recipe("nvfp4.yaml")
+    assert caught.value.exit_code == 74
 
 
 def test_a_path_that_is_not_utf8_is_shown_escaped(here: Path) -> None:

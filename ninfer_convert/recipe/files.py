@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ninfer_convert.errors import RecipeError, printable
+from ninfer_convert.errors import WRONG_PATH, OutputError, RecipeError, printable
 from ninfer_convert.recipe.expression import Mark
 from ninfer_convert.recipe.problems import PlacedError, Problems, nearest, quoted
 from ninfer_convert.recipe.scalars import read_integer, read_map, read_members, read_text
@@ -89,7 +89,8 @@ def read_chain(path: str, problems: Problems) -> list[Document]:
     """Returns a recipe file and those it extends, the outermost base first.
 
     Raises:
-        RecipeError: one of the files cannot be read or parsed, or extends itself.
+        RecipeError: one of the files is not there or cannot be parsed, or extends itself.
+        OutputError: one of the files cannot be read.
     """
     chain = [_read(path, _bytes(path), problems)]
     while (extends := chain[-1].sections.get("extends")) is not None:
@@ -145,6 +146,8 @@ def _bytes(path: str) -> bytes:
             return file.read(MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if isinstance(error, OSError) and error.errno not in WRONG_PATH:
+            raise OutputError(f"{printable(path)}: the recipe cannot be read: {reason}") from None
         hint = ""
         if (name := os.path.splitext(path)[0]) in _known_recipes():
             hint = f" (the shipped recipe is named {quoted(name)})"
