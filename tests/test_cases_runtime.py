@@ -176,6 +176,37 @@ class TestShortReads:
         )
 
 
+    @pytest.mark.parametrize(
+        ("file", "more", "told"),
+        [
+            ("tokenizer.json", "", "tokenizer.json: cannot be read: "),
+            ("counts.bin", "", "counts.bin: cannot be read: "),
+            ("model.safetensors", "", "model.safetensors: cannot be read: "),
+            ("model.safetensors", "conditions: [{same: [w, v]}]\n", "model.safetensors: cannot be read: "),
+        ],
+    )
+    def test_a_medium_that_fails_while_planning_may_answer_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, more: str, told: str
+    ) -> None:
+        case = Case(tmp_path)
+        tensors = {name: filled("BF16", [4], ONE) for name in ("v", "w")}
+        case.source(tensors, files={"tokenizer.json": b"{}"})
+        case.input("counts", bytes(8))
+        objects = [] if more else [entry(name, [4], "BF16", name) for name in tensors]
+        case.recipe(
+            "{resource: tokenizer, file: tokenizer.json}", *objects, more=f"inputs: {{counts: {{}}}}\n{more}"
+        )
+        real, header = source_io.os.preadv, len((case.sources["base"] / "model.safetensors").read_bytes()) - 16
+
+        def failing(descriptor: int, buffers: Any, offset: int, *flags: int) -> int:
+            if os.readlink(f"/proc/self/fd/{descriptor}").endswith(file) and offset >= header * (file[-1] == "s"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return real(descriptor, buffers, offset, *flags)
+
+        monkeypatch.setattr(source_io.os, "preadv", failing)
+        case.refused(told + os.strerror(errno.EIO), code=74)
+
+
 class TestMemory:
     """C45."""
 

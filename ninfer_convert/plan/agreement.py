@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.errors import ConvertError, printable
+from ninfer_convert.errors import SourceError, printable
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import Recipe, SourceSpec
@@ -65,7 +65,7 @@ def check_inputs(
             continue
         try:
             found, states[name] = file_digest(os.fspath(path))
-        except ConvertError as error:
+        except SourceError as error:
             findings.problem(*(f"input {name}: {message}" for message in error.messages))
             continue
         digests[name] = found

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ninfer_convert.artifact import container
-from ninfer_convert.errors import ConvertError, PlanError, SourceError, printable
+from ninfer_convert.errors import ConvertError, OutputError, PlanError, SourceError, printable
 from ninfer_convert.formats import FORMATS, BlockScaledFormat, DirectFormat, NumericFormat, RowScaledFormat
 from ninfer_convert.layout import Geometry, geometry
 from ninfer_convert.plan.agreement import (
@@ -152,6 +152,7 @@ def make_plan(
 
     Raises:
         PlanError: everything that headers, configs, divisors and small files can tell is wrong, all at once.
+        OutputError: one of them cannot be read.
     """
     return _Planner(recipe, sources, inputs or {}, unpinned).plan()
 
@@ -181,6 +182,8 @@ class _Planner:
                 continue
             try:
                 placed = self._place(item, cursor)
+            except OutputError:
+                raise
             except ConvertError as error:
                 self._unbound(item, error)
                 continue
@@ -316,6 +319,8 @@ class _Planner:
                     load(value)
                 else:
                     bound.append(value)
+            except OutputError:
+                raise
             except AbsentError:
                 self.is_bound = False
             except ConvertError as error:
