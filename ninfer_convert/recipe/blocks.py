@@ -38,6 +38,7 @@ class BlockReader:
         self._problems = problems
         self._members: dict[Node, frozenset[int]] = {}
         self._held: dict[MapNode, bool] = {}
+        self._failed: set[MapNode] = set()
 
     def count(self, node: Node, body: str) -> int:
         """Returns how many entries a list of entries has at most, loops unrolled; 1 for what is no list."""
@@ -93,6 +94,10 @@ class BlockReader:
             if not held:
                 self._problems.add(picks.mark, "'when' never holds: no round of the loops around it is in its sets")
 
+    def always_true(self) -> list[Mark]:
+        """Returns the places of the `when` conditions that were met and held in every round."""
+        return [picks.mark for picks in self._held if picks not in self._failed]
+
     def _loop(self, picks: MapNode, variable: str, scope: Scope) -> tuple[int, ...] | None:
         if not self._problems.attempt(_is_new, picks.keys[variable].mark, variable, scope):
             return None
@@ -111,6 +116,8 @@ class BlockReader:
                 self._members[node] = frozenset(indices)
             holds = holds and scope.variables[variable] in self._members[node]
         self._held[picks] = self._held.get(picks, False) or holds
+        if not holds:
+            self._failed.add(picks)
         return holds
 
 

@@ -15,6 +15,7 @@ MAX_MATCHES = 3_000_000
 """Names that all globs of one recipe are held to, together: forty globs of a recipe for 70,000 objects."""
 
 _WILDCARDS = re.compile(r"[*?[]")
+_PIECE = re.compile(r"\[(?>!?)(?>\]?)[^]]*\]|.", re.DOTALL)
 
 
 class Globs:
@@ -41,6 +42,35 @@ class Globs:
             return [glob] if glob in names else []
         pattern = re.compile(fnmatch.translate(glob))
         return [name for name in names if pattern.match(name)]
+
+
+def covers(wide: str, narrow: str) -> bool:
+    """Tells whether every name that `narrow` matches is surely matched by `wide`, too.
+
+    Brackets are compared as they are written, so that some that are covered are not seen to be.
+    """
+    pieces = _pieces(narrow)
+    begun = [True, *([False] * len(pieces))]
+    for piece in _pieces(wide):
+        ended = [piece == "*" and begun[0]]
+        for i, other in enumerate(pieces):
+            if piece == "*":
+                ended.append(ended[i] or begun[i + 1])
+            else:
+                ended.append(begun[i] and _covers_one(piece, other))
+        begun = ended
+    return begun[-1]
+
+
+def _covers_one(piece: str, other: str) -> bool:
+    if piece in (other, "?"):
+        return other != "*"
+    return len(piece) > 1 and len(other) == 1 and other not in "*?" and fnmatch.fnmatchcase(other, piece)
+
+
+def _pieces(glob: str) -> list[str]:
+    """Returns what a glob is made of: characters, the wildcards * and ?, and [...] as one piece."""
+    return _PIECE.findall(glob)
 
 
 def too_many() -> str:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ninfer_convert.recipe.blocks import MAX_ENTRIES, BlockReader
-from ninfer_convert.recipe.changes import ChangeReader, without_pins
+from ninfer_convert.recipe.changes import ChangeReader, Step, without_pins
 from ninfer_convert.recipe.expression import Cast, Expression, Mark, operands
 from ninfer_convert.recipe.expressions import ExpressionReader
 from ninfer_convert.recipe.files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
@@ -25,7 +26,21 @@ from ninfer_convert.recipe.scope import IndexSets, Scope, read_names
 from ninfer_convert.recipe.sections import SectionReader, merged_section
 from ninfer_convert.recipe.yaml_nodes import MapNode, Node
 
-__all__ = ["find_recipe", "load_recipe", "shipped_recipes"]
+__all__ = ["find_recipe", "load_recipe", "read_recipe", "shipped_recipes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A recipe with what became known while it was read.
+
+    `chain` has its file last and those it extends before it; `steps` are the changes of all of them; `always_true`
+    are the places of `when` conditions that held in every round.
+    """
+
+    recipe: Recipe
+    chain: Sequence[Document]
+    steps: Sequence[Step]
+    always_true: Sequence[Mark]
 
 
 def load_recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
@@ -41,13 +56,21 @@ def load_recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
 
     Source: recipe.md.
     """
-    problems = Problems()
+    return read_recipe(path_or_name, Problems()).recipe
+
+
+def read_recipe(path_or_name: str | os.PathLike[str], problems: Problems) -> Reading:
+    """Returns a recipe as `load_recipe` does, with what is known of how it came about.
+
+    `problems` is new, and holds the bytes of the files afterwards.
+    """
     chain = read_chain(locate(path_or_name), problems)
-    recipe = _Assembly(chain, problems).recipe()
+    assembly = _Assembly(chain, problems)
+    recipe = assembly.recipe()
     problems.raise_if_any()
     if recipe is None:
         problems.stop(chain[-1].mark, "the recipe cannot be read")
-    return recipe
+    return Reading(recipe, chain, assembly.changes.steps, assembly.blocks.always_true())
 
 
 class _Assembly:
@@ -59,14 +82,15 @@ class _Assembly:
         names = Scope.outermost(read_names(merged_section(chain, "names", "placeholder", problems), problems))
         sets = IndexSets(merged_section(chain, "sets", "set", problems), names, problems)
         self._scope = names.inner({}, merged_section(chain, "values", "value", problems))
-        self._blocks = BlockReader(sets, problems)
+        self.blocks = BlockReader(sets, problems)
         self._globs = Globs()
         self._require_size()
-        self._sections = SectionReader(chain, names, self._blocks, problems)
+        self._sections = SectionReader(chain, names, self.blocks, problems)
         self._sources = self._sections.sources()
         self._inputs = self._sections.inputs()
         self._expressions = ExpressionReader(list(self._sources), list(self._inputs), problems)
-        self._objects = ObjectReader(self._expressions, self._blocks, problems)
+        self._objects = ObjectReader(self._expressions, self.blocks, problems)
+        self.changes = ChangeReader(self._objects, problems, self._globs)
 
     def recipe(self) -> Recipe | None:
         """Returns the recipe, or None after noting why there is none."""
@@ -77,7 +101,7 @@ class _Assembly:
             if "conditions" in document.sections:
                 self._conditions(document.sections["conditions"], self._scope, conditions)
         self._expressions.check_unused(self._scope)
-        self._blocks.check_conditions()
+        self.blocks.check_conditions()
         evidence = self._sections.evidence()
         self._require_unique(objects)
         self._require_evidence(objects, evidence)
@@ -107,18 +131,17 @@ class _Assembly:
                 if section in document.sections:
                     node = document.sections[section]
                     lists = node.members.values() if isinstance(node, MapNode) else (node,)
-                    total += sum(self._blocks.count(entries, body) for entries in lists)
+                    total += sum(self.blocks.count(entries, body) for entries in lists)
                     if total > MAX_ENTRIES:
                         text = f"with its loops unrolled the recipe has {total} entries; at most {MAX_ENTRIES}"
                         self._problems.stop(node.mark, text)
 
     def _all_objects(self) -> list[ObjectSpec]:
-        changes = ChangeReader(self._objects, self._problems, self._globs)
         objects: list[ObjectSpec] = []
         for document in self._chain:
             objects = without_pins(objects, self._sections.moved(document))
             if "change" in document.sections and "extends" in document.sections:
-                objects = changes.apply(document.sections["change"], objects, self._scope)
+                objects = self.changes.apply(document.sections["change"], objects, self._scope)
                 if not objects:
                     self._problems.add(document.sections["change"].mark, "the changes leave no object")
             if "objects" in document.sections:
@@ -136,7 +159,7 @@ class _Assembly:
             if value is not None:
                 found.append(ConditionSpec(value, node.mark))
             return
-        for block in self._blocks.read(node, kind, "conditions", scope):
+        for block in self.blocks.read(node, kind, "conditions", scope):
             self._conditions(block.body, block.scope, found)
             self._expressions.check_unused(block.scope)
 

@@ -164,6 +164,11 @@ def _split(scalar: ScalarNode, text: str) -> list[str]:
     return parts
 
 
+def placeholders(text: str) -> list[str]:
+    """Returns the names of the placeholders in a text."""
+    return _PLACEHOLDER.findall(text)
+
+
 def read_names(nodes: Mapping[str, Node], problems: Problems) -> dict[str, str | int | None]:
     """Returns the value of every name: an integer, or text that may use the names before it."""
     names: dict[str, str | int | None] = {}
