@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from artifacts import FORMATS, TINY, tensor, write
+from case_tools import run_cli
 from commands import run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -476,3 +477,16 @@ def test_command_needs_an_artifact(tmp_path):
     assert done.code == 1
     assert done.err.startswith("error: ")
     assert not (tmp_path / "out.html").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-o", "x.html"], ["--output", "x.html"], ["-ox.html"], ["--html", "out.html", "--output=x.html"]],
+)
+def test_command_says_what_it_has_for_the_output_option_of_others(tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    done = run_cli("report", TINY, *words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: -o x.html: report writes a page; name it with --html x.html\n"
+    assert list(tmp_path.iterdir()) == []
+    assert "--output" not in run_cli("report", "--help").out

@@ -18,10 +18,17 @@ if TYPE_CHECKING:
     from ninfer_convert.page.data import Subject
 
 
+def _name_html(context: click.Context, option: click.Parameter, value: str | None) -> None:
+    """Tells who writes `-o`, as other commands have it, what this one has instead."""
+    if value is not None:
+        raise UsageError(f"-o {printable(value)}: report writes a page; name it with --html {printable(value)}")
+
+
 @click.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--html", "output", required=True, metavar="OUT.html", type=click.Path(path_type=Path),
               help="Where to write the page.")
+@click.option("-o", "--output", hidden=True, is_eager=True, expose_value=False, callback=_name_html)
 @click.option("--against", "other", metavar="OTHER", type=click.Path(path_type=Path),
               help="Show a second artifact beside it.")
 @click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
