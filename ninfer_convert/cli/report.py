@@ -28,7 +28,7 @@ def _name_html(context: click.Context, option: click.Parameter, value: str | Non
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--html", "output", required=True, metavar="OUT.html", type=click.Path(path_type=Path),
               help="Where to write the page.")
-@click.option("-o", "--output", hidden=True, is_eager=True, expose_value=False, callback=_name_html)
+@click.option("-o", "--output", "misnamed", hidden=True, is_eager=True, expose_value=False, callback=_name_html)
 @click.option("--against", "other", metavar="OTHER", type=click.Path(path_type=Path),
               help="Show a second artifact beside it.")
 @click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
