@@ -37,6 +37,10 @@ ROWS = [
     "recipe.objects",
     "recipe.changes",
     "recipe.loader",
+    "recipe.render",
+    "recipe.origins",
+    "recipe.folding",
+    "recipe.diff",
     "recipe.lint",
     "source.header",
     "source.io",
@@ -58,6 +62,9 @@ ROWS = [
     "plan.agreement",
     "plan.resources",
     "plan.planner",
+    "plan.implied",
+    "plan.explain",
+    "plan.explain_text",
     "plan.error_model",
     "plan.measured",
     "plan.what_if",
@@ -67,6 +74,17 @@ ROWS = [
     "tune.text",
     "source.acquisition",
     "source.streaming",
+    "draft.choices",
+    "draft.folding",
+    "draft.naming",
+    "draft.placement",
+    "draft.sets",
+    "draft.text",
+    "draft.frame",
+    "draft.trial",
+    "draft.families",
+    "draft.draft",
+    "draft.opening",
     "encode.kernel_cache",
     "encode.kernels",
     "row_error",
@@ -88,6 +106,12 @@ ROWS = [
     "run.share_journal",
     "run.shares",
     "run.finalize",
+    "cluster.connection",
+    "cluster.order",
+    "cluster.share_task",
+    "cluster.workers",
+    "cluster.convert",
+    "cluster.preload",
     "artifact.reader",
     "artifact.decode",
     "artifact.inspection",
@@ -151,12 +175,15 @@ WRITE_SIDE = {
     "run.share_journal",
     "run.shares",
     "run.finalize",
+    "cluster.share_task",
+    "cluster.convert",
 }
 ONLY_IN = {
     "numba": {"encode.kernels", "encode.kernel_cache"},
     "huggingface_hub": {"source.hub"},
     "click": {"cli"},
     "tqdm": {"cli"},
+    "distributed": {"cluster.connection", "cluster.share_task", "cluster.workers"},
 }
 
 
@@ -271,7 +298,7 @@ def test_oracle_imports_only_the_standard_library_and_itself():
 
 
 def test_command_line_starts_without_the_heavy_libraries():
-    heavy = ["numba", "numpy", "huggingface_hub"]
+    heavy = ["numba", "numpy", "huggingface_hub", "distributed"]
     script = f"import sys, ninfer_convert.cli; print([name for name in {heavy} if name in sys.modules])"
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "[]\n", "")

@@ -1,0 +1,1 @@
+"""Drafts of recipes: from the headers of a checkpoint to the text of a recipe that converts it."""

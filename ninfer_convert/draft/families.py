@@ -1,0 +1,290 @@
+"""Drafts that extend a shipped recipe: what a checkpoint of a known family has that the recipe does not expect.
+
+Owns which shipped recipe a checkpoint is like, and the differences that an extension can state. Refuses to know
+whether the extension holds: it is tried like every draft.
+
+Source: recipe.md, duty 7.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ninfer_convert.draft.folding import fold, order
+from ninfer_convert.draft.frame import member_lines, model_name
+from ninfer_convert.draft.naming import Names
+from ninfer_convert.draft.sets import Sets
+from ninfer_convert.draft.text import Writer, comment, count, scalar
+from ninfer_convert.draft.trial import needs
+from ninfer_convert.errors import ConvertError, printable
+from ninfer_convert.plan.findings import Findings
+from ninfer_convert.plan.resources import read_resource
+from ninfer_convert.plan.transform import Binder
+from ninfer_convert.recipe.expression import Module, Tensor, leaves
+from ninfer_convert.recipe.files import shipped_recipes
+from ninfer_convert.recipe.globs import Globs
+from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.model import Recipe, ResourceSpec, SourceSpec, TensorSpec
+from ninfer_convert.source.checkpoint import Checkpoint
+from ninfer_convert.source.io import file_digest
+
+MIN_SHARE = 0.5
+"""Of a recipe's tensors, what a checkpoint must have to be of its family."""
+
+MAX_TRIED = 3
+MAX_DROPS = 40
+"""Entries of `change` that leave objects out; a recipe that needs more is another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """A small recipe that extends a shipped one; `wanted` are its inputs that are not at hand."""
+
+    base: str
+    text: str
+    wanted: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Match:
+    """A shipped recipe held against checkpoints."""
+
+    name: str
+    recipe: Recipe
+    missing: list[TensorSpec] = field(default_factory=list)
+    unused: dict[str, list[str]] = field(default_factory=dict)
+    """Tensors by source that nothing uses and nothing ignores."""
+    digests: dict[str, str | None] = field(default_factory=dict)
+    """SHA-256 of every resource that is there; None where it is not known."""
+    is_same: bool = False
+    """Whether the sources are the repositories of the recipe."""
+
+    def rank(self) -> tuple[int, bool, int, str]:
+        """Returns what the best match has the least of."""
+        pinned = {spec.name: spec.sha256 for spec in self.recipe.objects if isinstance(spec, ResourceSpec)}
+        equal = sum(1 for name, digest in self.digests.items() if digest and digest == pinned[name])
+        return len(self.missing) + sum(map(len, self.unused.values())), not self.is_same, -equal, self.name
+
+
+def extensions(sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path]) -> Iterator[Extension]:
+    """Yields drafts that extend shipped recipes of the same family, the most alike first.
+
+    Raises:
+        ConvertError: an input or a resource cannot be read.
+    """
+    matches = [match for name in shipped_recipes() if (match := _match(name, sources))]
+    ranked = sorted(matches, key=_Match.rank)[:MAX_TRIED]
+    for place, match in enumerate(ranked):
+        if len(drops := _drops(match)) <= MAX_DROPS:
+            others = [other.name for other in ranked[place + 1 :] if other.rank()[:3] == match.rank()[:3]]
+            yield _extension(match, sources, inputs, drops, others)
+
+
+def _match(name: str, sources: Mapping[str, Checkpoint]) -> _Match | None:
+    """Returns how a recipe compares with checkpoints; None if they are of another family."""
+    recipe = load_recipe(name)
+    if list(recipe.sources) != list(sources):
+        return None
+    for source, checkpoint in sources.items():
+        expected = recipe.sources[source].config.get("model_type")
+        if expected is None or (checkpoint.config or {}).get("model_type") != expected:
+            return None
+    match = _Match(name, recipe)
+    binder = Binder(sources, {})
+    tensors = [spec for spec in recipe.objects if isinstance(spec, TensorSpec)]
+    for spec in tensors:
+        if not all(binder.has(leaf) for leaf in leaves(spec.value)):
+            match.missing.append(spec)
+    if len(tensors) - len(match.missing) < MIN_SHARE * len(tensors):
+        return None
+    match.unused = _unused(match, sources)
+    match.is_same = all(checkpoint.repo == recipe.sources[source].repo for source, checkpoint in sources.items())
+    for item in recipe.objects:
+        if isinstance(item, ResourceSpec) and not needs(item):
+            try:
+                match.digests[item.name] = read_resource(item, sources, {}, Findings(unpinned=True)).sha256
+            except ConvertError:
+                continue
+    return match
+
+
+def _unused(match: _Match, sources: Mapping[str, Checkpoint]) -> dict[str, list[str]]:
+    used: dict[str, set[str]] = {source: set() for source in sources}
+    left = {id(spec) for spec in match.missing}
+    values = [spec.value for spec in match.recipe.objects if isinstance(spec, TensorSpec) and id(spec) not in left]
+    values += [condition.value for condition in match.recipe.conditions]
+    for leaf in (leaf for value in values for leaf in leaves(value)):
+        if isinstance(leaf, Tensor):
+            used[leaf.source].add(leaf.name)
+        elif isinstance(leaf, Module):
+            fields = ("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_scale_2")
+            used[leaf.source].update(f"{leaf.name}.{part}" for part in fields)
+    unused = {}
+    for source, checkpoint in sources.items():
+        globs = Globs()
+        ignored = used[source]
+        for glob, _ in match.recipe.sources[source].ignore:
+            ignored.update(globs.matching(glob, checkpoint.tensors) or ())
+        unused[source] = [name for name in checkpoint.tensors if name not in ignored]
+    return unused
+
+
+def _drops(match: _Match) -> list[str]:
+    """Returns globs of the objects that cannot be made: whole components as one."""
+    missing = {spec.name for spec in match.missing}
+    drops: list[str] = []
+    for component in dict.fromkeys(spec.component for spec in match.missing if spec.component):
+        members = {spec.name for spec in match.recipe.objects if spec.component == component}
+        below = {spec.name for spec in match.recipe.objects if spec.name.startswith(f"{component}/")}
+        if members == below and members <= missing:
+            drops.append(f"{component}/*")
+            missing -= members
+    drops += (spec.name for spec in match.missing if spec.name in missing)
+    absent = {spec.name for spec in match.recipe.objects if isinstance(spec, ResourceSpec) and not needs(spec)}
+    return drops + [spec.name for spec in match.recipe.objects if spec.name in absent - match.digests.keys()]
+
+
+def _extension(
+    match: _Match,
+    sources: Mapping[str, Checkpoint],
+    inputs: Mapping[str, Path],
+    drops: Sequence[str],
+    others: Sequence[str],
+) -> Extension:
+    recipe, default = match.recipe, next(iter(sources))
+    name = model_name(sources[default])
+    moved = {source for source in sources if _is_moved(recipe.sources[source], sources[source])}
+    changes = [*_drop_lines(drops), *_resource_lines(match, moved)]
+    wanted = tuple(name for name in recipe.inputs if name not in inputs)
+    sections = [
+        _source_lines(recipe, sources),
+        _input_lines(recipe, inputs),
+        ["change:", *changes] if changes else [],
+        _ignore_lines(match),
+    ]
+    lines = comment(
+        f"A draft for {printable(name)}: everything that is not said here is as in the shipped recipe {match.name}.",
+        0,
+    )
+    lines += (line for other in others for line in comment(f"The shipped recipe {other} fits as well.", 0))
+    if not drops and not any(match.unused.values()):
+        lines += comment("Every tensor that it wants is here, and no other.", 0)
+    lines += (
+        line
+        for input_name in wanted
+        for line in comment(f"It needs --input {input_name}=PATH, as that does.", 0)
+    )
+    lines += [
+        "schema: 1",
+        f"id: {scalar(f'{name}-draft')}",
+        f"extends: {match.name}",
+        "# What an engine will know the weights by.",
+        f"artifact: {{weights_id: {scalar(f'{recipe.weights_id}-draft')}}}",
+        "# What the shipped recipe cites was measured on other weights; say here what is known of these.",
+        "evidence: none",
+    ]
+    for section in filter(None, sections):
+        lines += ["", *section]
+    notes = tuple(f"plan and run need --input {input_name}=PATH, as {match.name} does" for input_name in wanted)
+    return Extension(match.name, "\n".join(lines) + "\n", wanted, notes)
+
+
+def _is_moved(spec: SourceSpec, checkpoint: Checkpoint) -> bool:
+    return bool(checkpoint.repo and checkpoint.revision and checkpoint.repo != spec.repo)
+
+
+def _source_lines(recipe: Recipe, sources: Mapping[str, Checkpoint]) -> list[str]:
+    """Returns where the sources lie, and the members of their configs that differ."""
+    notes: list[str] = []
+    lines: list[str] = []
+    for source, checkpoint in sources.items():
+        spec, members = recipe.sources[source], []
+        if checkpoint.repo and checkpoint.revision:
+            members = [f"    repo: {scalar(checkpoint.repo)}", f"    revision: {scalar(checkpoint.revision)}"]
+        elif spec.repo:
+            text = f"Source {source} is a plain directory: {spec.repo} and its revision are inherited"
+            notes += comment(f"{text}; say where it is from.", 0)
+        if differing := _differing(spec.config, checkpoint.config or {}):
+            members += comment("Here config.json differs from what the shipped recipe expects.", 4)
+            members += ["    config:", *member_lines(differing, 6)]
+        lines += [f"  {source}:", *members] if members else []
+    return [*notes, *(["sources:", *lines] if lines else [])]
+
+
+def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the members of a config that are there and have another value than the expected one."""
+    differing: dict[str, Any] = {}
+    for key, value in expected.items():
+        if key not in found:
+            continue
+        if isinstance(value, Mapping) and isinstance(found[key], Mapping):
+            if nested := _differing(value, found[key]):
+                differing[key] = nested
+        elif value != found[key] or isinstance(value, bool) != isinstance(found[key], bool):
+            differing[key] = found[key]
+    return differing
+
+
+def _input_lines(recipe: Recipe, inputs: Mapping[str, Path]) -> list[str]:
+    lines = []
+    for name, spec in recipe.inputs.items():
+        if name in inputs:
+            found, _ = file_digest(os.fspath(inputs[name]))
+            if found != spec.sha256:
+                lines.append(f"  {name}: {{sha256: {scalar(found)}}}")
+    return ["# Another file than the shipped recipe's.", "inputs:", *lines] if lines else []
+
+
+def _drop_lines(drops: Sequence[str]) -> list[str]:
+    lines = comment("Not in this checkpoint.", 2) if drops else []
+    return lines + [f"  - drop: {scalar(glob)}" for glob in drops]
+
+
+def _resource_lines(match: _Match, moved: set[str]) -> list[str]:
+    """Returns the digests of resources that are not inherited, those that differ from the shipped ones first."""
+    differing: list[str] = []
+    equal: list[str] = []
+    for spec in match.recipe.objects:
+        found = match.digests.get(spec.name)
+        if not isinstance(spec, ResourceSpec) or found is None:
+            continue
+        is_moved = any(origin.source in moved and origin.file for origin in spec.origins)
+        if found != spec.sha256 or is_moved:
+            lines = equal if found == spec.sha256 else differing
+            lines += [f"  - resource: {scalar(spec.name)}", f"    sha256: {scalar(found)}"]
+    if differing:
+        pinned = any(isinstance(spec, ResourceSpec) and spec.sha256 for spec in match.recipe.objects)
+        told = "Other files than the shipped recipe's." if pinned else "The files that are here; any would do."
+        differing = [*comment(told, 2), *differing]
+    if equal:
+        equal = [*comment("The same files as the shipped recipe's; digests belong to a repository.", 2), *equal]
+    return differing + equal
+
+
+def _ignore_lines(match: _Match) -> list[str]:
+    """Returns the sections `sets` and `ignore` for what the recipe knows nothing of."""
+    trees = {
+        source: fold((tuple(name.split(".")), None) for name in sorted(unused, key=lambda name: order(name.split("."))))
+        for source, unused in match.unused.items()
+        if unused
+    }
+    if not trees:
+        return []
+    # Named as no set of a shipped recipe is: one of the same name would take its place.
+    sets = Sets(trees.values(), prefix="unused_")
+    writer = Writer(Names(()), sets, "", "names")
+    total = sum(map(len, match.unused.values()))
+    text = f"{count(total, 'tensor')} that the shipped recipe knows nothing of; add objects if the engine does."
+    lines = [*comment(text, 0), "ignore:"]
+    if len(match.unused) > 1:
+        for source, tree in trees.items():
+            lines += [f"  {source}:", *writer.lines(tree, indent=4)]
+    else:
+        lines += writer.lines(next(iter(trees.values())))
+    definitions = sets.lines()
+    return ["sets:", *definitions, "", *lines] if definitions else lines
