@@ -24,6 +24,7 @@ from ninfer_convert.cli.options import (
     where_options,
 )
 from ninfer_convert.cli.output import say
+from ninfer_convert.cli.what_if import print_what_if, require_what_if
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.planner import Plan, PlannedResource
 from ninfer_convert.plan.provenance import Outcome, plan_json, report_json
@@ -175,6 +176,10 @@ def _convert(
               help="Also write the plan to a file, for `prepare`; with --output.")
 @click.option("--output", metavar="OUT.ninfer", type=click.Path(path_type=Path),
               help="Where the artifact of PLAN.json goes.")
+@click.option("--set", "settings", multiple=True, metavar="GLOB=FORMAT",
+              help="Plan as if the recipe ended with this change, and tell the difference.")
+@click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+              help="With --set: the report of an earlier conversion of the checkpoint, to estimate the errors from.")
 def plan(
     recipe_name: str,
     sources: tuple[str, ...],
@@ -188,12 +193,18 @@ def plan(
     deep: bool,
     plan_path: Path | None,
     output: Path | None,
+    settings: tuple[str, ...],
+    report_path: Path | None,
 ) -> None:
     """Check a conversion and show what it would write, without writing it."""
     if (plan_path is None) != (output is None):
         raise UsageError("-o PLAN.json and --output OUT.ninfer go together")
+    what_if = require_what_if(settings, report_path, plan_path)
+    change = None if what_if is None else what_if.change
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
-    with planned(recipe_name, sources, inputs, prefixes, unpinned, "values" if deep else "headers") as made:
+    access: Access = "values" if deep else "headers"
+    with planned(recipe_name, sources, inputs, prefixes, unpinned, access, change=change) as made:
+        answer = None if what_if is None else what_if.document(made)
         if deep:
             from ninfer_convert.plan.budget import block_bytes
             from ninfer_convert.run.convert import scan
@@ -205,11 +216,17 @@ def plan(
 
             save_plan(made, plan_path, output, recipe_name, prefixes, unpinned=unpinned)
         if as_json:
-            print_json(_document(made, workers, memory))
+            document = _document(made, workers, memory)
+            if answer is not None:
+                document["recipe"]["set"] = list(settings)
+                document["what_if"] = answer
+            print_json(document)
             return
         if with_objects:
             _print_objects(made)
         _print_summary(made)
+        if answer is not None:
+            print_what_if(answer, settings)
         for note in made.notes:
             say(f"note: {note}")
 

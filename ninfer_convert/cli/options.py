@@ -101,13 +101,21 @@ def planned(
     prefixes: tuple[str, ...],
     unpinned: bool,
     access: Access = "values",
+    *,
+    change: Callable[[Recipe], Recipe] | None = None,
 ) -> Iterator[Plan]:
-    """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr."""
+    """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr.
+
+    Args:
+        change: makes of the loaded recipe the one that is planned.
+    """
     from ninfer_convert.plan.planner import make_plan
     from ninfer_convert.recipe.loader import load_recipe
     from ninfer_convert.source.acquisition import Place, open_sources
 
     recipe = load_recipe(recipe_name)
+    if change is not None:
+        recipe = change(recipe)
     places = _places(recipe, sources)
     rules = _prefix_rules(recipe, prefixes)
     files = _files(recipe, inputs)
