@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ninfer_convert.artifact.container import MAX_REPORT_BYTES
+from ninfer_convert.cli.cluster import dask_option, require_dask_options, workers_of
+from ninfer_convert.cli.conversion import How, Job, convert_job, require_paths
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -27,11 +25,8 @@ from ninfer_convert.cli.output import say
 from ninfer_convert.cli.what_if import print_what_if, require_what_if
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.planner import Plan, PlannedResource
-from ninfer_convert.plan.provenance import Outcome, plan_json, report_json
-from ninfer_convert.run.journal import journal_path
-from ninfer_convert.run.own_files import PART_SUFFIX, replace_file
-from ninfer_convert.run.writer import require_output
-from ninfer_convert.source.acquisition import Access, verify_digests
+from ninfer_convert.plan.provenance import plan_json
+from ninfer_convert.source.acquisition import Access
 
 
 @click.command()
@@ -41,6 +36,7 @@ from ninfer_convert.source.acquisition import Access, verify_digests
 @click.option("--plan", "plan_name", metavar="PLAN.json", help="What `plan -o` wrote, in place of RECIPE and all else.")
 @click.option("--shard", metavar="I/N|auto", help="With --plan: the share to make, I from 0; see `prepare --help`.")
 @threads_option
+@dask_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing OUT when the new one is complete.")
 @click.option("--resume", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
               help="Go on from what an interrupted run left, or start over.")
@@ -66,6 +62,7 @@ def run(
     shard: str | None,
     threads: int | None,
     max_memory: str | None,
+    dask: str | None,
     overwrite: bool,
     resume: str,
     report_option: Path | None,
@@ -84,6 +81,8 @@ def run(
     ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
         --input ranking=ranking.i64 -o qwen3_6_27b.ninfer
     """
+    if dask is not None:
+        require_dask_options(stream=stream, dry_run=dry_run, shard=plan_name is not None or shard is not None)
     if plan_name is not None or shard is not None:
         from ninfer_convert.cli.shares import run_shard
 
@@ -92,78 +91,36 @@ def run(
     if recipe_name is None or output is None:
         missing = "recipe_name" if recipe_name is None else "output"
         raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
-    report_path = report_option or output.with_name(output.name + ".conversion.json")
-    workers, memory = chosen_threads(threads), chosen_memory(max_memory)
     if verify_source and dry_run:
         raise UsageError("--verify-source reads the whole source, and --dry-run stops before that; give one of them")
-    access: Access = "stream" if stream else "headers" if dry_run else "values"
-    with planned(recipe_name, sources, inputs, prefixes, unpinned, access) as plan:
-        _require_paths(plan, output, report_path, overwrite, default_report=report_option is None)
+    job = Job(
+        recipe=recipe_name,
+        sources=sources,
+        inputs=inputs,
+        prefixes=prefixes,
+        unpinned=unpinned,
+        output=output,
+        report=report_option,
+        overwrite=overwrite,
+        stream=stream,
+        verify_source=verify_source,
+    )
+    connect = workers_of(dask, threads)
+    if connect is None:
+        chosen_threads(threads)
+    memory = None if max_memory is None else chosen_memory(max_memory)
+    how = How(threads=threads, memory=memory, resume=resume == "auto", quiet=quiet, connect=connect)
+    with planned(recipe_name, sources, inputs, prefixes, unpinned, "headers" if dry_run else how.access(job)) as plan:
+        require_paths(plan, job)
         if verbose:
             for note in plan.notes:
                 say(f"note: {note}", err=True)
         if dry_run:
             _print_summary(plan)
             return
-        if verify_source:
-            verify_digests(plan, workers)
-        outcome = _convert(
-            plan,
-            output,
-            report_path,
-            workers=workers,
-            memory=memory,
-            resume=resume,
-            overwrite=overwrite,
-            quiet=quiet,
-        )
+        outcome = convert_job(job, plan, how)
         if not quiet:
-            name = printable(os.fspath(output))
-            say(f"wrote {name}: {len(plan.objects)} objects, {size_text(plan.file_bytes)}, "
-                       f"{outcome.seconds:.1f} s", err=True)
-            say(f"{outcome.file_sha256}  {name}")
-
-
-def _require_paths(plan: Plan, output: Path, report_path: Path, overwrite: bool, *, default_report: bool) -> None:
-    parts = [path.with_name(path.name + PART_SUFFIX) for path in (output, report_path)]
-    written = [output, report_path, *parts, journal_path(parts[0])]
-    if len(set(map(os.path.realpath, written))) < len(written):
-        names = f"{printable(os.fspath(output))} and --report {printable(os.fspath(report_path))}"
-        raise UsageError(f"--output {names} are written to the same file; name two")
-    read = [Path(path) for checkpoint in plan.sources.values() for path in checkpoint.paths()]
-    protected = [*read, *plan.inputs.values(), Path(plan.recipe.path)]
-    require_output(output, overwrite=overwrite, protected=protected)
-    # A report whose artifact is gone says nothing about anything; the next one takes its place.
-    require_output(report_path, overwrite=overwrite or default_report, protected=protected)
-    # It is kept in memory until the artifact has its name, to be put back should that fail.
-    if report_path.exists() and report_path.stat().st_size > MAX_REPORT_BYTES:
-        name = printable(os.fspath(report_path))
-        raise UsageError(f"--report {name} has more bytes than any report has; it is not replaced")
-
-
-def _convert(
-    plan: Plan, output: Path, report_path: Path, *, workers: int, memory: int, resume: str, overwrite: bool, quiet: bool
-) -> Outcome:
-    # The kernels and their compiler load here, when the plan has been accepted.
-    from ninfer_convert.plan.budget import block_bytes
-    from ninfer_convert.run.convert import convert
-
-    def write_report(outcome: Outcome) -> Callable[[], None]:
-        document = report_json(plan, outcome, threads=workers, command=sys.argv)
-        return replace_file(report_path, (json.dumps(document, ensure_ascii=True, indent=1) + "\n").encode())
-
-    size = block_bytes(plan, workers, memory)
-    with progress("converting", quiet=quiet) as show:
-        return convert(
-            plan,
-            output,
-            threads=workers,
-            block_bytes=size,
-            resume=resume == "auto",
-            overwrite=overwrite,
-            progress=show,
-            before_publish=write_report,
-        )
+            say(f"{outcome.file_sha256}  {printable(os.fspath(output))}")
 
 
 @click.command()

@@ -1,0 +1,137 @@
+"""From what `--dask` names to a Dask client: a scheduler that runs somewhere, or a cluster of our own on this machine.
+
+Source: cli.md, `run --dask`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ninfer_convert.allowance import MAX_THREADS, allowed_threads, worker_slots
+from ninfer_convert.errors import OutputError, UsageError, printable
+
+CONNECT_SECONDS = 30
+LOCAL = "local:"
+
+WORKER_DEATHS = 10
+"""In a cluster of our own: so many may die under one share before it is given up; Dask's own 3 is soon reached when
+something else ends processes."""
+
+Tell = Callable[[str], object]
+
+
+def require_dask() -> None:
+    """Raises UsageError if Dask is not installed."""
+    if importlib.util.find_spec("distributed") is None:
+        raise UsageError("--dask needs the package distributed, which is not installed: pip install "
+                         "'ninfer-convert[cluster]'")
+
+
+def local_workers(place: str) -> int | None:
+    """Returns the N of `local:N`; None for the address of a scheduler.
+
+    Raises:
+        UsageError: N is no number from 1 to 256.
+    """
+    if not place.startswith(LOCAL):
+        return None
+    text = place.removeprefix(LOCAL)
+    if not re.fullmatch("[1-9][0-9]{0,2}", text) or int(text) > MAX_THREADS:
+        raise UsageError(f"--dask {printable(place)}: write local:N with N from 1 to {MAX_THREADS}")
+    return int(text)
+
+
+@contextlib.contextmanager
+def connected(place: str, tell: Tell) -> Iterator[Any]:
+    """Yields a `distributed.Client`.
+
+    Args:
+        place: `local:N`, the address of a scheduler such as `tcp://host:8786`, or the file that it has written its
+            address to.
+        tell: is given a line when fewer workers are started than were asked for.
+
+    Raises:
+        UsageError: Dask is not installed, or the place is none.
+        OutputError: no scheduler answers.
+    """
+    require_dask()
+    workers = local_workers(place)
+    with _quiet(), contextlib.ExitStack() as stack:
+        if workers is None:
+            yield stack.enter_context(_client_of(place))
+        else:
+            yield stack.enter_context(_own_cluster(_allowed(workers, tell)))
+
+
+def _allowed(workers: int, tell: Tell) -> int:
+    allowed = allowed_threads()
+    if workers > allowed:
+        tell(f"note: --dask local:{workers}: {allowed} workers are started, one for each processor that may be used")
+    return min(workers, allowed)
+
+
+@contextlib.contextmanager
+def _client_of(place: str) -> Iterator[Any]:
+    from distributed import Client
+
+    options = {"scheduler_file": place} if os.path.isfile(place) else {"address": place}
+    try:
+        client = Client(**options, timeout=CONNECT_SECONDS, set_as_default=False, name="ninfer-convert")
+    except OSError as error:
+        raise OutputError(f"--dask {printable(place)}: no scheduler answers: {error}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"--dask {printable(place)}: this is no address of a scheduler, such as tcp://host:8786, no file that a "
+            "scheduler has written, and not local:N"
+        ) from error
+    with client:
+        yield client
+
+
+@contextlib.contextmanager
+def _own_cluster(workers: int) -> Iterator[Any]:
+    """Yields the client of a cluster of processes on this machine, which only this machine can reach."""
+    import dask
+    from distributed import Client, LocalCluster
+
+    settings = {
+        "distributed.scheduler.allowed-failures": WORKER_DEATHS,
+        "distributed.worker.preload": ["ninfer_convert.cluster.preload"],
+    }
+    with (
+        tempfile.TemporaryDirectory(prefix="ninfer-convert-", ignore_cleanup_errors=True) as directory,
+        dask.config.set(settings),
+        LocalCluster(
+            n_workers=workers,
+            threads_per_worker=worker_slots(workers),
+            processes=True,
+            host="127.0.0.1",
+            dashboard_address=None,
+            worker_dashboard_address=None,
+            # The processes keep to their --max-memory by themselves.
+            memory_limit=0,
+            local_directory=directory,
+            silence_logs=logging.CRITICAL + 1,
+        ) as cluster,
+        Client(cluster, set_as_default=False, name="ninfer-convert") as client,
+    ):
+        yield client
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps Dask's log from standard error: what matters of it is told in our words."""
+    logger = logging.getLogger("distributed")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
