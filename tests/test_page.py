@@ -19,10 +19,9 @@ from page_artifacts import write_shown
 
 from ninfer_convert.artifact.container import REPORT_SUFFIX
 from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.scales import MAX_BINS, binned, scale_histogram, scale_plane
 from ninfer_convert.errors import ArtifactError
-from ninfer_convert.page import histograms
 from ninfer_convert.page.data import Subject, layer_and_role, page_data
-from ninfer_convert.page.histograms import MAX_BINS, binned, scale_histogram
 from ninfer_convert.page.html import embedded_json, page, render
 from ninfer_convert.page.report import MAX_TEXT, SHOWN_SOURCES
 
@@ -121,7 +120,7 @@ def test_histogram_counts_every_scale_of_every_logical_group(tmp_path, monkeypat
     with Artifact.open(write(tmp_path / "a.ninfer", [stored])) as artifact:
         seen = []
         found = scale_histogram(artifact, artifact.tensor("t"), seen.append)
-        plane = histograms.scale_plane(artifact.tensor("t"))
+        plane = scale_plane(artifact.tensor("t"))
     positive = sorted(word for word in words if word)
     assert (found.groups, found.zero, found.invalid) == (len(words), words.count(0), 0)
     bins = [0] * len(found.counts)
@@ -129,6 +128,7 @@ def test_histogram_counts_every_scale_of_every_logical_group(tmp_path, monkeypat
         bins[(word >> found.shift) - found.first] += 1
     assert list(found.counts) == bins
     assert found.median == positive[(len(positive) - 1) // 2]
+    assert (found.least, found.largest) == (positive[0], positive[-1])
     assert sum(seen) == plane.nbytes
 
 
@@ -147,10 +147,20 @@ def test_words_that_no_scale_may_be_are_counted_apart(tmp_path):
         found = scale_histogram(artifact, artifact.tensor("t"))
     assert (found.groups, found.zero, found.invalid) == (4, 1, 2)
     assert (found.shift, found.first, found.counts, found.median) == (0, 0x3C00, (1,), 0x3C00)
+    assert (found.least, found.largest) == (0x3C00, 0x3C00)
 
 
 def test_scales_that_are_all_zero_have_no_bins():
     assert binned(np.zeros(100, np.int64), 1) == (0, 0, ())
+
+
+def test_a_tensor_whose_scales_are_all_zero_has_no_least_and_no_largest(tmp_path):
+    stored = tensor("t", "Q4G64_F16S", (2, 128))
+    path = write(tmp_path / "a.ninfer", [type(stored)("t", (2, 128), "Q4G64_F16S", bytes(len(stored.payload)))])
+    with Artifact.open(path) as artifact:
+        found = scale_histogram(artifact, artifact.tensor("t"))
+    assert (found.groups, found.zero, found.counts) == (4, 4, ())
+    assert (found.least, found.median, found.largest) == (None, None, None)
 
 
 @given(st.dictionaries(st.integers(1, 0x7F7F), st.integers(1, 1000), min_size=1, max_size=40))
@@ -179,7 +189,7 @@ def test_only_scales_and_divisors_are_read(shown, monkeypatch):
     told = []
     with Artifact.open(shown["nvfp4"].path) as artifact:
         page_data(Subject(artifact), progress=lambda done, total: told.append((done, total)))
-        planes = [histograms.scale_plane(record) for record in artifact.objects.values() if record.kind == "tensor"]
+        planes = [scale_plane(record) for record in artifact.objects.values() if record.kind == "tensor"]
         divisors = sum(getattr(record, "format", None) == "NVFP4" for record in artifact.objects.values())
     scale_bytes = sum(plane.nbytes for plane in planes if plane)
     assert sum(read) == scale_bytes + 4 * divisors

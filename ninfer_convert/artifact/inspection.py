@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ninfer_convert.artifact import decode
 from ninfer_convert.artifact.container import VERSION, ObjectRecord, TensorRecord
 from ninfer_convert.artifact.reader import Artifact
-from ninfer_convert.artifact.rules import LARGEST_BF16, LARGEST_E4M3FN, LARGEST_F16
+from ninfer_convert.artifact.scales import Histogram, scale_histogram
 from ninfer_convert.errors import printable
 from ninfer_convert.formats import (
     FORMATS,
@@ -29,7 +29,6 @@ from ninfer_convert.formats import (
     DirectFormat,
     GroupedFormat,
     NumericFormat,
-    RowScaledFormat,
 )
 from ninfer_convert.layout import (
     BASE_GROUP_BYTES,
@@ -112,9 +111,8 @@ def detail(artifact: Artifact, name: str) -> Json:
         {"name": plane.name, "offset": plane.offset, "bytes": plane.nbytes, "row_bytes": plane.row_bytes}
         for plane in where.planes
     ]
-    if not isinstance(numeric, DirectFormat):
-        scale = next(plane for plane in where.planes if plane.name == "scale")
-        entry["scales"] = _scales(artifact, record, numeric, scale)
+    if (scales := scale_histogram(artifact, record)) is not None:
+        entry["scales"] = _scales(numeric, scales)
     if numeric == NVFP4:
         word = artifact.read(name, record.nbytes - DIVISOR_BYTES)
         entry["divisor"] = {"word": f"0x{word[::-1].hex()}", "value": _number(np.frombuffer(word, "<f4")[0])}
@@ -254,37 +252,15 @@ def _bits_per_weight(tensors: Sequence[TensorRecord]) -> float | None:
     return 8 * sum(record.nbytes for record in tensors) / elements if elements else None
 
 
-def _scales(artifact: Artifact, record: TensorRecord, numeric: NumericFormat, plane: Plane) -> Json:
-    """Returns count, range and zeros of the scales of logical groups; unsigned words order as their values."""
-    word, largest_word = _scale_words(numeric)
-    row_words = plane.row_bytes // np.dtype(word).itemsize
-    used = -(-record.shape[1] // numeric.group) if isinstance(numeric, GroupedFormat) else row_words
-    begin = artifact.payload_offset + record.offset + plane.offset
-    seen = groups = zeros = invalid = 0
-    least, largest = largest_word + 1, 0
-    for block in artifact.blocks(begin, begin + plane.nbytes, f"object '{printable(record.name)}'"):
-        words = block.view(word)
-        if used < row_words:
-            words = words[(seen + np.arange(len(words))) % row_words < used]
-        seen += len(block.view(word))
-        legal = words[words <= largest_word]
-        positive = legal[legal > 0]
-        groups += len(words)
-        invalid += len(words) - len(legal)
-        zeros += len(legal) - len(positive)
-        if positive.size:
-            least, largest = min(least, int(positive.min())), max(largest, int(positive.max()))
-    found: Json = {"groups": groups, "zero_groups": zeros, "invalid_groups": invalid, "least": None, "largest": None}
-    if largest:
-        found |= {"least": _scale_value(numeric, least), "largest": _scale_value(numeric, largest)}
-    return found
-
-
-def _scale_words(numeric: NumericFormat) -> tuple[str, int]:
-    """Returns numpy's name of a scale word, and the largest legal word."""
-    if isinstance(numeric, GroupedFormat):
-        return "<u2", LARGEST_F16
-    return ("<u2", LARGEST_BF16) if isinstance(numeric, RowScaledFormat) else ("u1", LARGEST_E4M3FN)
+def _scales(numeric: NumericFormat, found: Histogram) -> Json:
+    """Returns count, range and zeros of the scales of logical groups."""
+    return {
+        "groups": found.groups,
+        "zero_groups": found.zero,
+        "invalid_groups": found.invalid,
+        "least": None if found.least is None else _scale_value(numeric, found.least),
+        "largest": None if found.largest is None else _scale_value(numeric, found.largest),
+    }
 
 
 def _scale_value(numeric: NumericFormat, word: int) -> float | int | str:

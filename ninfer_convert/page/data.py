@@ -20,10 +20,10 @@ from ninfer_convert.artifact.container import TensorRecord
 from ninfer_convert.artifact.decode import E4M3FN_VALUES, bf16_values, divisor_word, f16_values
 from ninfer_convert.artifact.inspection import component, summary
 from ninfer_convert.artifact.reader import Artifact
+from ninfer_convert.artifact.scales import Histogram, scale_histogram, scale_plane
 from ninfer_convert.errors import ArtifactError, printable
 from ninfer_convert.formats import NVFP4
 from ninfer_convert.layout import DIVISOR_BYTES
-from ninfer_convert.page.histograms import Histogram, scale_histogram, scale_plane
 from ninfer_convert.page.report import facts, report_problem, reported, reported_objects, shown_text
 
 PAGE_SCHEMA = 1

@@ -43,8 +43,10 @@ class Histogram:
     first: int
     counts: tuple[int, ...]
     """Of positive legal words; empty when there are none, else the first and the last are not 0."""
+    least: int | None
     median: int | None
-    """The lower median of the positive legal words."""
+    largest: int | None
+    """Of the positive legal words; the median is the lower one."""
 
 
 def scale_plane(record: TensorRecord) -> Plane | None:
@@ -74,8 +76,10 @@ def scale_histogram(
     counts = _word_counts(artifact, record, numeric, plane, advance)
     word, largest = _scale_words(numeric)
     groups, zero, invalid = int(counts.sum()), int(counts[0]), int(counts[largest + 1 :].sum())
-    shift, first, bins = binned(counts[1 : largest + 1], 1)
-    return Histogram(word, groups, zero, invalid, shift, first, bins, _median(counts[1 : largest + 1], 1))
+    positive = counts[1 : largest + 1]
+    used = np.flatnonzero(positive)
+    ends = (int(used[0]) + 1, int(used[-1]) + 1) if used.size else (None, None)
+    return Histogram(word, groups, zero, invalid, *binned(positive, 1), ends[0], _median(positive, 1), ends[1])
 
 
 def binned(counts: NDArray[np.int64], begin: int) -> tuple[int, int, tuple[int, ...]]:
