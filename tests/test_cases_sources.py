@@ -815,7 +815,12 @@ class TestRanking:
     def test_an_input_that_is_not_given_is_asked_for(self, case: Case) -> None:
         self.write(case, self.COUNTS.tobytes())
         case.inputs.clear()
-        assert "add --input ranking=PATH" in case.refused(messages=2)[0]
+        case.refused("input ranking is not given; add --input ranking=PATH")
+
+    def test_an_input_that_is_not_given_is_not_a_resource_that_was_not_found_too(self, case: Case) -> None:
+        case.source({WANTED: vector()})
+        case.recipe(*take(WANTED), "{resource: r, input: text}", more="inputs: {text: {}}\n")
+        case.refused("input text is not given; add --input text=PATH")
 
     @pytest.mark.parametrize(
         "special", [b"[]", b"{}", b"not json", b'{"added_tokens_decoder": {"x": {"special": true}}}']
@@ -837,6 +842,21 @@ class TestCoverage:
         case.source({"a": vector(), "b": vector()}, config={"model_type": "x"})
         case.recipe(*take("a"), sources="{base: {config: {model_type: y}}}")
         assert len(case.refused("1 tensor is neither used nor ignored: b", messages=2)) == 2
+
+    def test_they_are_named_beside_objects_that_cannot_be_made(self, case: Case) -> None:
+        case.source({"layer.weight": vector(), "layer.bias": vector(), "other.scale": vector(), "unlike": vector()})
+        case.recipe(
+            *take("layer.wieght"),
+            "{name: wrong, shape: [9], format: BF16, value: {same: [layer.bias, layer.bias]}}",
+            "{name: third, shape: [4], format: FP32, value: other.scale}",
+        )
+        found = case.refused("nearest: layer.weight", "1 tensor is neither used nor ignored: unlike", messages=4)
+        assert sum("neither used" in message for message in found) == 1
+
+    def test_they_are_not_named_where_no_name_fits(self, case: Case) -> None:
+        case.source({f"there.{i}.x": vector() for i in range(60)} | {"unlike": vector()})
+        case.recipe(*(taken for i in range(52) for taken in take(f"gone_{i}_y")))
+        assert case.refused(messages=51)[-1] == "error: and 2 more problems"
 
     def test_an_ignored_tensor_that_is_used_and_a_glob_without_effect_are_named(self, case: Case) -> None:
         case.source({"a": vector(), "b": vector()})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -82,13 +82,14 @@ def require_inputs_unchanged(inputs: Mapping[str, Path], states: Mapping[str, St
 
 
 def check_coverage(
-    spec: SourceSpec, checkpoint: Checkpoint, used: set[str], findings: Findings, *, is_complete: bool
+    spec: SourceSpec, checkpoint: Checkpoint, used: set[str], findings: Findings, spoken_of: Set[str] | None
 ) -> None:
     """Checks that every tensor is used or ignored by name, and that used ones have the stated dtypes.
 
     Args:
         used: names that objects and conditions read.
-        is_complete: whether `used` is all that would be used; else nothing is said about unused tensors.
+        spoken_of: names that may be used once what is wrong is mended, so that they do not count as unused; None
+            if so much is wrong that nothing is said about unused tensors.
     """
     findings.warnings += checkpoint.warnings
     names = dict.fromkeys([*checkpoint.tensors, *checkpoint.absent])
@@ -105,8 +106,9 @@ def check_coverage(
             taken = printable(overlap[0])
             findings.problem(f"{mark}: ignore {printable(glob)} matches {taken}, which an object uses")
         ignored.update(matches)
-    unused = [name for name in names if name not in used and name not in ignored]
-    if unused and is_complete:
+    accounted = used.union(ignored, spoken_of or ())
+    unused = [name for name in names if name not in accounted]
+    if unused and spoken_of is not None:
         findings.problem(_unused_text(spec.name, unused, used))
     for name in sorted(used) if spec.dtypes else ():
         if (found := checkpoint.tensors[name].dtype) not in spec.dtypes:

@@ -164,7 +164,6 @@ class _Planner:
         self.recipe, self.sources, self.inputs = recipe, sources, inputs
         self.findings = Findings(unpinned)
         self.binder = Binder(sources, inputs)
-        self.is_bound = True
         self.partial: set[str] = set()
         """Components that are absent in part, or whole without being optional."""
 
@@ -192,8 +191,9 @@ class _Planner:
         conditions = self._bind_conditions()
         self._report_absent_files()
         for spec in self.recipe.sources.values():
-            used = self.binder.used[spec.name]
-            check_coverage(spec, self.sources[spec.name], used, findings, is_complete=self.is_bound)
+            used, spoken_of = self.binder.used[spec.name], self.binder.spoken_of[spec.name]
+            told = spoken_of if self.binder.names_fit else None
+            check_coverage(spec, self.sources[spec.name], used, findings, told)
         findings.raise_problems()
         require_inputs_unchanged(self.inputs, input_states)
         if not planned:
@@ -222,7 +222,7 @@ class _Planner:
     def _unbound(self, item: TensorSpec | ResourceSpec, error: ConvertError) -> None:
         """Takes note of an object that cannot be made, unless its component or its file was named already."""
         if isinstance(item, TensorSpec):
-            self.is_bound = False
+            self.binder.give_up(item.value)
         is_named = item.component in self.partial and isinstance(error, MissingError)
         if not is_named and not isinstance(error, AbsentError):
             self.findings.problem(*error.messages)
@@ -322,9 +322,9 @@ class _Planner:
             except OutputError:
                 raise
             except AbsentError:
-                self.is_bound = False
+                self.binder.give_up(condition.value)
             except ConvertError as error:
-                self.is_bound = False
+                self.binder.give_up(condition.value)
                 self.findings.problem(*(f"{condition.mark}: condition: {message}" for message in error.messages))
         return tuple(bound)
 

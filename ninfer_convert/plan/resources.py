@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ninfer_convert.errors import PlanError, SourceError, printable
 from ninfer_convert.plan.findings import Findings
+from ninfer_convert.plan.transform import AbsentError
 from ninfer_convert.recipe.model import ResourceOrigin, ResourceSpec
 from ninfer_convert.source.checkpoint import Checkpoint
 from ninfer_convert.source.files import MAX_RESOURCE_BYTES
@@ -38,6 +39,7 @@ def read_resource(
     """Returns a resource's bytes, or what is known of them without reading, and their origin.
 
     Raises:
+        AbsentError: no origin exists, and one is an input that is not given.
         PlanError: no origin exists (all are named, with what is wrong with a member), the content is empty, or a
             file is unusable.
     """
@@ -49,6 +51,8 @@ def read_resource(
         raise PlanError(*(f"{label}: {message}" for message in error.messages)) from error
     existing = [resource for resource in found if resource is not None]
     if not existing:
+        if any(origin.input is not None and origin.input not in inputs for origin in spec.origins):
+            raise AbsentError(f"{label} needs an input that is not given")
         looked = ", ".join(map(origin_text, spec.origins))
         why = "".join(f"; {text}" for text in unfit)
         raise PlanError(f"{label} was not found; looked at: {looked}{why}. Name another place with file: or input:")

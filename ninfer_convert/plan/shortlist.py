@@ -19,7 +19,7 @@ from ninfer_convert.source.io import open_regular, read_range
 from ninfer_convert.strict_json import load_object
 
 
-def shortlist(leaf: Shortlist, counts_file: Path | None, tokenizer: Checkpoint) -> Constant:
+def shortlist(leaf: Shortlist, counts_file: Path, tokenizer: Checkpoint) -> Constant:
     """Returns the ids, I32 [take], most frequent first.
 
     Candidates are ordered by descending count, equal counts by ascending id; the special tokens take the last
@@ -27,12 +27,10 @@ def shortlist(leaf: Shortlist, counts_file: Path | None, tokenizer: Checkpoint) 
     in the order they had.
 
     Raises:
-        PlanError: an input is missing, too short or unusable, or fewer distinct ids come out than wanted.
+        PlanError: the input is too short or unusable, or fewer distinct ids come out than wanted.
         SourceError: a file cannot be read.
     """
     label = f"{leaf.mark}: shortlist"
-    if counts_file is None:
-        raise PlanError(f"{label} needs input {leaf.counts}; give it with --input {leaf.counts}=PATH")
     counts = _total_counts(leaf, counts_file)
     special = [number for number in _special_ids(leaf, tokenizer) if 0 <= number < leaf.candidates]
     order = _descending(counts)

@@ -64,7 +64,7 @@ class MissingError(PlanError):
 
 
 class AbsentError(PlanError):
-    """A tensor lies in a file that is not there; the binder remembers which."""
+    """A tensor lies in a file that is not there, which the binder remembers, or an input that is not given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,8 @@ class Binder:
 
     Attributes:
         used: per source, the names of the tensors that some expression reads.
+        spoken_of: per source, tensors that an expression which could not be bound names, or that were told as the
+            nearest to a missing one. They may well be used once the recipe is mended.
         absent: per source and absent file, the tensors in it that some expression reads.
         notes: facts a reader of the report wants, such as a tied head taken from the embedding.
     """
@@ -101,6 +103,7 @@ class Binder:
         self._shortlists: dict[Shortlist, Value] = {}
         self._modules: dict[str, dict[str, set[str]]] = {}
         self.used: dict[str, set[str]] = {name: set() for name in sources}
+        self.spoken_of: dict[str, set[str]] = {name: set() for name in sources}
         self.absent: dict[tuple[str, str], dict[str, None]] = {}
         self.notes: list[str] = []
         self._hints = 0
@@ -137,6 +140,19 @@ class Binder:
         is_copy = all(words.is_copy for words in bound.values())
         return Words(kinds.pop(), shape, codes, scales, divisor, tensors, is_copy)
 
+    def give_up(self, expression: Expression) -> None:
+        """Takes note of the tensors that an expression which cannot be bound means to read."""
+        for leaf in leaves(expression):
+            if isinstance(leaf, Tensor):
+                self.spoken_of[leaf.source].add(leaf.name)
+            elif isinstance(leaf, Module):
+                self.spoken_of[leaf.source].update(f"{leaf.name}.{field}" for field in self._fields(leaf))
+
+    @property
+    def names_fit(self) -> bool:
+        """Whether few enough tensors are missing for those that nothing uses to be worth telling."""
+        return self._hints <= MAX_HINTS
+
     def has(self, leaf: Expression) -> bool:
         """Tells whether a leaf's tensors (any of them, for a module) exist in its source, be it in an absent file."""
         if isinstance(leaf, Tensor):
@@ -162,8 +178,10 @@ class Binder:
         if isinstance(leaf, Tensor):
             return self._plain_tensor(leaf)
         if isinstance(leaf, Shortlist):
+            if leaf.counts not in self._inputs:
+                raise AbsentError(f"{leaf.mark}: shortlist needs input {leaf.counts}")
             if leaf not in self._shortlists:
-                self._shortlists[leaf] = shortlist(leaf, self._inputs.get(leaf.counts), self._sources[leaf.source])
+                self._shortlists[leaf] = shortlist(leaf, self._inputs[leaf.counts], self._sources[leaf.source])
             return self._shortlists[leaf]
         raise PlanError(f"{leaf.mark}: {printable(str(leaf))} is a module of encoded words; a value needs a tensor")
 
@@ -182,9 +200,10 @@ class Binder:
         checkpoint = self._sources[source]
         message = f"tensor {printable(name)} is not in source {source} ({printable(checkpoint.location)})"
         self._hints += 1
-        near = [printable(candidate) for candidate in checkpoint.nearest(name)] if self._hints <= MAX_HINTS else []
+        near = checkpoint.nearest(name) if self._hints <= MAX_HINTS else ()
         if near:
-            message += f"; nearest: {', '.join(near)}"
+            message += f"; nearest: {', '.join(map(printable, near))}"
+            self.spoken_of[source].update(near)
         if name.endswith("lm_head.weight") and (members := _tie_members(checkpoint)):
             message += f"; {_said(members)}"
         return message
