@@ -692,8 +692,17 @@ def test_a_plan_file_that_cannot_be_read_is_an_input_output_failure(
 
 
 def test_a_run_without_plan_still_needs_recipe_and_output(many: ManyObjects) -> None:
-    assert "Missing argument 'RECIPE'" in run_cli("run", "-o", "x").err
-    assert "Missing option '-o' / '--output'" in run_cli("run", many.recipe).err
+    instead = "; give it, or --plan PLAN.json --shard I/N, which stand for RECIPE, -o and all else."
+    for words, missing in ((["-o", "x"], "argument 'RECIPE'"), ([many.recipe], "option '-o' / '--output'")):
+        ran = run_cli("run", *words)
+        assert (ran.code, ran.out) == (2, "")
+        assert ran.err.endswith(f"Error: Missing {missing}{instead}\n")
+
+
+def test_the_help_of_run_says_that_a_plan_takes_the_place_of_the_recipe() -> None:
+    shown = " ".join(run_cli("run", "--help").out.split())
+    assert shown.startswith("Usage: ninfer-convert run [OPTIONS] [RECIPE] ")
+    assert "Where it goes; required, like RECIPE, unless --plan is given." in shown
 
 
 # -- the plan file ----------------------------------------------------------------------------------------------------
@@ -751,9 +760,15 @@ def test_a_plan_file_with_a_member_of_another_kind_is_none(member: str, shared: 
 
 
 def test_plan_file_and_output_are_given_together_and_are_two(shared: Shared, many: ManyObjects) -> None:
-    for words in (["-o", shared.plan_path], ["--output", shared.output]):
-        ran = run_cli("plan", *shared.arguments, *words)
-        assert (ran.code, ran.err) == (2, "error: -o PLAN.json and --output OUT.ninfer go together\n")
+    both = "-o is where the plan is written, --output where its artifact will go, and they go together"
+    for option, path, missing in (
+        ("-o", shared.plan_path, "--output OUT.ninfer"),
+        ("--output", shared.output, "-o PLAN.json"),
+    ):
+        ran = run_cli("plan", *shared.arguments, option, path)
+        told = f"{option} without {missing}: {both}; to convert at once: `run RECIPE -o OUT.ninfer`"
+        assert (ran.code, ran.err) == (2, f"error: {told}\n")
+        assert not path.exists()
     for output in (shared.output, shared.directory / "out.conversion.json"):
         ran = run_cli("plan", *shared.arguments, "-o", output, "--output", shared.output)
         assert (ran.code, "is the plan; name another --output for the artifact" in ran.err) == (2, True)

@@ -30,9 +30,10 @@ from ninfer_convert.source.acquisition import Access
 
 
 @click.command()
-@click.argument("recipe_name", metavar="RECIPE", required=False)
+@click.argument("recipe_name", metavar="[RECIPE]", required=False)
 @where_options
-@click.option("-o", "--output", metavar="OUT.ninfer", type=click.Path(path_type=Path), help="Where it goes; required.")
+@click.option("-o", "--output", metavar="OUT.ninfer", type=click.Path(path_type=Path),
+              help="Where it goes; required, like RECIPE, unless --plan is given.")
 @click.option("--plan", "plan_name", metavar="PLAN.json", help="What `plan -o` wrote, in place of RECIPE and all else.")
 @click.option("--shard", metavar="I/N|auto", help="With --plan: the share to make, I from 0; see `prepare --help`.")
 @threads_option
@@ -89,8 +90,9 @@ def run(
         run_shard(context)
         return
     if recipe_name is None or output is None:
-        missing = "recipe_name" if recipe_name is None else "output"
-        raise click.MissingParameter(ctx=context, param=next(p for p in context.command.params if p.name == missing))
+        missing = "argument 'RECIPE'" if recipe_name is None else "option '-o' / '--output'"
+        text = f"Missing {missing}; give it, or --plan PLAN.json --shard I/N, which stand for RECIPE, -o and all else."
+        raise click.UsageError(text, context)
     if verify_source and dry_run:
         raise UsageError("--verify-source reads the whole source, and --dry-run stops before that; give one of them")
     job = Job(
@@ -155,7 +157,11 @@ def plan(
 ) -> None:
     """Check a conversion and show what it would write, without writing it."""
     if (plan_path is None) != (output is None):
-        raise UsageError("-o PLAN.json and --output OUT.ninfer go together")
+        given, missing = ("-o", "--output OUT.ninfer") if output is None else ("--output", "-o PLAN.json")
+        raise UsageError(
+            f"{given} without {missing}: -o is where the plan is written, --output where its artifact will go, and "
+            "they go together; to convert at once: `run RECIPE -o OUT.ninfer`"
+        )
     what_if = require_what_if(settings, report_path, plan_path)
     change = None if what_if is None else what_if.change
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
