@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ninfer_convert.plan.planner import Plan
     from ninfer_convert.recipe.model import Recipe
     from ninfer_convert.source.acquisition import Access
+    from ninfer_convert.source.checkpoint import Checkpoint
 
 F = TypeVar("F", bound=Callable[..., Any])
 LOG_SECONDS = 10.0
@@ -35,9 +36,14 @@ def source_options(command: F) -> F:
 
 
 def where_options(command: F) -> F:
+    """Adds the options that say where a recipe's sources lie, and whether their pins count."""
+    help_text = "Accept sources whose digests or revision do not match."
+    return place_options(click.option("--unpinned", is_flag=True, help=help_text)(command))
+
+
+def place_options(command: F) -> F:
     """Adds the options that say where a recipe's sources lie."""
     for option in (
-        click.option("--unpinned", is_flag=True, help="Accept sources whose digests or revision do not match."),
         click.option(
             "--prefix",
             "prefixes",
@@ -111,11 +117,33 @@ def planned(
     """
     from ninfer_convert.plan.planner import make_plan
     from ninfer_convert.recipe.loader import load_recipe
-    from ninfer_convert.source.acquisition import Place, open_sources
 
     recipe = load_recipe(recipe_name)
     if change is not None:
         recipe = change(recipe)
+    with opened_sources(recipe, sources, inputs, prefixes, access, unpinned=unpinned) as (opened, files):
+        plan = make_plan(recipe, opened, files, unpinned=unpinned)
+        for warning in plan.warnings:
+            say(f"warning: {warning}", err=True)
+        if plan.waived:
+            text = "do not match; accepted by --unpinned, listed by plan --json and in the report"
+            say(f"warning: {len(plan.waived)} pins {text}", err=True)
+        yield plan
+
+
+@contextlib.contextmanager
+def opened_sources(
+    recipe: Recipe,
+    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
+    prefixes: tuple[str, ...],
+    access: Access,
+    *,
+    unpinned: bool = False,
+) -> Iterator[tuple[dict[str, Checkpoint], dict[str, Path]]]:
+    """Opens what the options name: the checkpoints and the auxiliary files of a recipe, by the recipe's names."""
+    from ninfer_convert.source.acquisition import Place, open_sources
+
     places = _places(recipe, sources)
     rules = _prefix_rules(recipe, prefixes)
     files = _files(recipe, inputs)
@@ -127,13 +155,7 @@ def planned(
         say(text, err=True)
 
     with open_sources(recipe, wanted, files, access=access, unpinned=unpinned, tell=tell) as opened:
-        plan = make_plan(recipe, opened, files, unpinned=unpinned)
-        for warning in plan.warnings:
-            say(f"warning: {warning}", err=True)
-        if plan.waived:
-            text = "do not match; accepted by --unpinned, listed by plan --json and in the report"
-            say(f"warning: {len(plan.waived)} pins {text}", err=True)
-        yield plan
+        yield opened, files
 
 
 def _places(recipe: Recipe, sources: tuple[str, ...]) -> dict[str, str]:

@@ -9,6 +9,8 @@ import click
 
 from ninfer_convert.cli.options import print_json
 from ninfer_convert.cli.output import say
+from ninfer_convert.cli.recipe_init import init
+from ninfer_convert.cli.recipe_show import show_recipe
 from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import LAYOUT_OF_FORMAT
@@ -22,6 +24,10 @@ from ninfer_convert.recipe.problems import WrongRecipeError
 @click.group()
 def recipe() -> None:
     """Look at recipes."""
+
+
+recipe.add_command(init)
+recipe.add_command(show_recipe)
 
 
 @recipe.command("list")
