@@ -7,6 +7,7 @@ Source: tensor-formats.md sections 2.5, 3.1 to 3.4; layouts.md, "Sources of alre
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -30,6 +31,9 @@ MAX_EXPERTS = 512
 _NORM = re.compile(r"(?:.*_)?(?:norm|layernorm|ln|ln_f|rmsnorm)[0-9_]*")
 _ROUTER = re.compile(r"(?:.*_)?(?:router|gate)")
 _POSITIONS = re.compile(r"(?:.*_)?(?:pos_embed|pos_embedding|positions?_embed.*|embed_positions?|token_type_embed.*)")
+
+_CONV1D = {"gpt2": re.compile(r"(?:.*\.)?(?:c_attn|q_attn|c_proj|c_fc)\.weight")}
+"""By model_type, the matrices that are kept as [inputs, outputs]."""
 
 _CODE_FIELDS = (*QUANTIZED_FIELDS, "weight", "weight_shape", "weight_zero_point", "weight_g_idx", "input_scale")
 
@@ -81,6 +85,7 @@ def choose(checkpoint: Checkpoint, source: str, matrix: NumericFormat) -> Iterat
         source: what the recipe calls it.
         matrix: the format of matrices.
     """
+    transposed = _CONV1D.get(str((checkpoint.config or {}).get("model_type")))
     fields: dict[str, dict[str, TensorInfo]] = {}
     for name, info in checkpoint.tensors.items():
         module, _, field = name.rpartition(".")
@@ -91,7 +96,21 @@ def choose(checkpoint: Checkpoint, source: str, matrix: NumericFormat) -> Iterat
             yield from _module(module, source, held, matrix)
             rest = {field: info for field, info in held.items() if field not in _CODE_FIELDS}
         for info in rest.values():
-            yield _tensor(info, source, matrix)
+            found = _tensor(info, source, matrix)
+            if isinstance(found, Placed) and transposed and transposed.fullmatch(info.name) and len(info.shape) == 2:
+                yield dataclasses.replace(found, made=_transposed(found.made))
+            else:
+                yield found
+
+
+def _transposed(made: Object) -> Object:
+    return dataclasses.replace(
+        made,
+        shape=made.shape[::-1],
+        before="{transpose: {of: " + made.before,
+        after=made.after + ", axes: [1, 0]}}",
+        comment=made.comment or "turned to [outputs, inputs], along which groups lie",
+    )
 
 
 def _module(
@@ -237,9 +256,9 @@ def _why_direct(info: TensorInfo, matrix: NumericFormat, direct: NumericFormat) 
     if _POSITIONS.fullmatch(last) or last == "wpe":
         return "positions, or types of tokens"
     if _ROUTER.fullmatch(last) and len(info.shape) == 2 and info.shape[0] <= MAX_EXPERTS:
-        return "a router: few weights that decide much"
+        return "a router, whose few weights decide much"
     if len(info.shape) > 3 or (len(info.shape) == 3 and min(info.shape[1:]) < MIN_SIDE):
-        return "a convolution"
+        return "no matrix"
     if min(info.shape[-2:]) < MIN_SIDE:
         return "small"
     shape = (math.prod(info.shape[:-1]), info.shape[-1])

@@ -18,7 +18,7 @@ from ninfer_convert.draft.frame import model_name, resource_lines, source_lines
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.placement import Placement, place
 from ninfer_convert.draft.sets import Sets
-from ninfer_convert.draft.text import Writer, comment, count, scalar
+from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
 from ninfer_convert.draft.trial import tried
 from ninfer_convert.errors import ConvertError, SourceError, UsageError, printable
 from ninfer_convert.formats import W8G32_F16S, NumericFormat
@@ -92,19 +92,22 @@ def full_text(
         for item in sorted(placement.placed, key=lambda item: (order(item.name.split(".")), item.made.role))
     )
     ignored = {
-        source: [(reason, fold((tuple(name.split(".")), None) for name in names)) for reason, names in groups.items()]
+        source: [(reason, fold((glob_parts(name), None) for name in names)) for reason, names in groups.items()]
         for source, groups in ((source, _by_reason(entries)) for source, entries in placement.unplaced.items())
         if groups
     }
     sets = Sets([objects, *(tree for groups in ignored.values() for _, tree in groups)])
     names = Names(placement.placed)
-    body = ["objects:", *resource_lines(sources), "", *Writer(names, sets, default).lines(objects)]
+    body = ["objects:"]
+    if files := resource_lines(sources):
+        body += [*files, ""]
+    body += Writer(names, sets, default).lines(objects)
     if ignored:
         body += ["", "ignore:", *_ignore_lines(ignored, Writer(names, sets, default, "names"), len(sources) > 1)]
     lines = [
         *comment(
             f"A draft for {printable(name)}, made from the headers of its checkpoint. {ONLY_ADVICE}.\n"
-            f"{count(len(placement.placed), 'tensor')} in stored order; shapes are [output rows, input columns].",
+            f"{count(len(placement.placed), 'tensor')}, in stored order.",
             0,
         ),
         *(line for note in (*reasons, *placement.notes) for line in comment(note, 0)),

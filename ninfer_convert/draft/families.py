@@ -18,7 +18,7 @@ from ninfer_convert.draft.folding import fold, order
 from ninfer_convert.draft.frame import member_lines, model_name
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.sets import Sets
-from ninfer_convert.draft.text import Writer, comment, count, scalar
+from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
 from ninfer_convert.draft.trial import needs
 from ninfer_convert.errors import ConvertError, printable
 from ninfer_convert.plan.findings import Findings
@@ -269,7 +269,7 @@ def _resource_lines(match: _Match, moved: set[str]) -> list[str]:
 def _ignore_lines(match: _Match) -> list[str]:
     """Returns the sections `sets` and `ignore` for what the recipe knows nothing of."""
     trees = {
-        source: fold((tuple(name.split(".")), None) for name in sorted(unused, key=lambda name: order(name.split("."))))
+        source: fold((glob_parts(name), None) for name in sorted(unused, key=lambda name: order(name.split("."))))
         for source, unused in match.unused.items()
         if unused
     }

@@ -27,10 +27,11 @@ class Names:
             owners: dict[str, list[Skeleton]] = {}
             for skeleton, item in every:
                 owners.setdefault(self.of(item.name.split("."), item.made), []).append(skeleton)
-            for skeletons in owners.values():
-                if len(skeletons) > 1:
-                    for skeleton in set(skeletons):
-                        self._levels[skeleton] = min(_LEVELS - 1, self._levels.get(skeleton, 0) + 1)
+            crowded = {skeleton for skeletons in owners.values() if len(skeletons) > 1 for skeleton in skeletons}
+            for skeleton in crowded:
+                self._levels[skeleton] = min(_LEVELS - 1, self._levels.get(skeleton, 0) + 1)
+            if not crowded:
+                break
 
     def of(self, parts: Iterable[str], made: Object) -> str:
         """Returns the name of an object; an index may be a placeholder `<l>` of a loop."""

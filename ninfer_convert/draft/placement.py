@@ -18,6 +18,9 @@ from ninfer_convert.errors import PlanError, printable
 from ninfer_convert.formats import NumericFormat
 from ninfer_convert.source.checkpoint import Checkpoint
 
+HEADS = {"whisper": "proj_out.weight"}
+"""What the output head is called, by model_type."""
+
 HEAD = "lm_head.weight"
 
 _EMBEDDING = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|wte|shared)\.weight")
@@ -111,7 +114,8 @@ def _tie(winners: dict[str, Placed], checkpoint: Checkpoint) -> Iterator[str]:
             yield "config.json contradicts itself about tie_word_embeddings: see to the output head."
         return
     embeddings = [item for item in winners.values() if _EMBEDDING.fullmatch(item.name)]
-    head = winners.get(HEAD)
+    name = HEADS.get(str(config.get("model_type")), HEAD)
+    head = winners.get(name)
     if len(embeddings) != 1 or embeddings[0].made.is_copy or (head and head.made.is_copy):
         yield "config.json says that the output head is tied to the embedding; the draft has no object for it."
         return
@@ -125,7 +129,7 @@ def _tie(winners: dict[str, Placed], checkpoint: Checkpoint) -> Iterator[str]:
         after=f", embedding: {embedding.name}" + "}}",
         comment="tied to the embedding, as config.json says; drop it if the engine reads the embedding instead",
     )
-    winners[HEAD] = Placed(HEAD, made, (HEAD, *embedding.tensors))
+    winners[name] = Placed(name, made, (name, *embedding.tensors))
 
 
 def _is_alike(checkpoint: Checkpoint, head: Placed, embedding: Placed) -> bool:

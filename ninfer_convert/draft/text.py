@@ -22,6 +22,7 @@ from ninfer_convert.recipe.yaml_nodes import yaml_reading
 WIDTH = 118
 
 _PLAIN = re.compile(r"[A-Za-z_](?:[A-Za-z0-9_./-]|<[a-z][A-Za-z0-9_]*>)*")
+_WILD = re.compile(r"[*?[]")
 _HEX = re.compile("[0-9a-f]{40,64}")
 
 
@@ -52,6 +53,13 @@ def comment(text: str, indent: int) -> list[str]:
 def count(number: int, what: str) -> str:
     """Returns `1 tensor`, `2 tensors`."""
     return f"{number} {what}" + ("" if number == 1 else "s")
+
+
+def glob_parts(name: str) -> Parts:
+    """Returns the parts of a glob that matches a name and, if a recipe can write all of it, nothing else."""
+    escaped = _WILD.sub(r"[\g<0>]", name)
+    glob = "".join("?" if letter in "<>" or not letter.isprintable() else letter for letter in escaped)
+    return tuple(glob.split("."))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +122,7 @@ class Writer:
     def _leaf(self, leaf: Leaf, place: _Round) -> list[str]:
         path = (*place.path, *leaf.path)
         if not isinstance(leaf.thing, Object):
-            return [f"{' ' * place.indent}- {scalar(_glob('.'.join(path)))}"]
+            return [f"{' ' * place.indent}- {scalar('.'.join(path))}"]
         made, lines = leaf.thing, []
         if made.comment and made.comment != self._last:
             lines = comment(f"{made.comment[0].upper()}{made.comment[1:]}.", place.indent)
@@ -174,8 +182,3 @@ def _told(node: Node) -> list[str]:
 def _plain(path: Parts) -> Parts:
     """Returns a path with its loop variables as indices."""
     return tuple("0" if part.startswith("<") and part.endswith(">") else part for part in path)
-
-
-def _glob(name: str) -> str:
-    """Returns the glob that matches a name and, if it can be written, nothing else."""
-    return re.sub(r"[*?[]", lambda found: f"[{found[0]}]", name)

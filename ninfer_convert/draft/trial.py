@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ninfer_convert.errors import ConvertError, PlanError
 from ninfer_convert.plan.planner import make_plan
-from ninfer_convert.recipe.expression import Shortlist, leaves
+from ninfer_convert.recipe.expression import Shortlist, Tensor, leaves
 from ninfer_convert.recipe.loader import load_recipe
 from ninfer_convert.recipe.model import ObjectSpec, Recipe, ResourceSpec, TensorSpec
 from ninfer_convert.source.checkpoint import Checkpoint
@@ -51,6 +51,24 @@ def needs(spec: ObjectSpec) -> set[str]:
 
 
 def _without(recipe: Recipe, inputs: Collection[str]) -> Recipe:
-    kept = tuple(spec for spec in recipe.objects if not (isinstance(spec, TensorSpec) and needs(spec) & set(inputs)))
-    left = {name: spec for name, spec in recipe.inputs.items() if name not in inputs}
-    return dataclasses.replace(recipe, objects=kept, inputs=left)
+    """Returns a recipe without what is made of some inputs; the tensors that only that needs are ignored."""
+    kept: list[ObjectSpec] = []
+    left: list[ObjectSpec] = []
+    for spec in recipe.objects:
+        (left if needs(spec).intersection(inputs) else kept).append(spec)
+    used = {str(leaf) for leaf in _tensors(kept)}
+    ignored = [leaf for leaf in _tensors(left) if str(leaf) not in used]
+    sources = {
+        name: dataclasses.replace(
+            source, ignore=(*source.ignore, *((leaf.name, leaf.mark) for leaf in ignored if leaf.source == name))
+        )
+        for name, source in recipe.sources.items()
+    }
+    files = {name: spec for name, spec in recipe.inputs.items() if name not in inputs}
+    return dataclasses.replace(recipe, objects=tuple(kept), inputs=files, sources=sources)
+
+
+def _tensors(objects: Sequence[ObjectSpec]) -> Iterator[Tensor]:
+    for spec in objects:
+        if isinstance(spec, TensorSpec):
+            yield from (leaf for leaf in leaves(spec.value) if isinstance(leaf, Tensor))
