@@ -23,7 +23,7 @@ from case_tools import fp8, nvfp4
 from checkpoints import bf16, write_directory
 from hypothesis import strategies as st
 
-from ninfer_convert.artifact import inspection
+from ninfer_convert.artifact import inspection, inspection_text
 from ninfer_convert.artifact.container import REPORT_SUFFIX
 from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.artifact.verify import verify_artifact, verify_report
@@ -166,8 +166,8 @@ def use_artifact(data: bytes, directory: Path) -> None:
         assert len(text) < 2_000, text
     with Artifact.open(path) as artifact:
         summary = inspection.summary(artifact)
-        shown = [inspection.summary_text(summary), inspection.objects_text(summary["objects"])]
-        shown += [inspection.detail_text(inspection.detail(artifact, name)) for name in list(artifact.objects)[:2]]
+        shown = [inspection_text.summary_text(summary), inspection_text.objects_text(summary["objects"])]
+        shown += [inspection_text.detail_text(inspection.detail(artifact, name)) for name in list(artifact.objects)[:2]]
     for text in shown:
         assert text.replace("\n", "").isprintable(), text
 
@@ -177,7 +177,7 @@ def use_report(data: bytes, directory: Path) -> None:
     path.write_bytes(data)
     report = artifact_commands.report_beside(directory / "tiny.ninfer")
     assert report is not None
-    assert inspection.report_text(report).replace("\n", "").isprintable()
+    assert inspection_text.report_text(report).replace("\n", "").isprintable()
     with Artifact.open(directory / "tiny.ninfer") as artifact:
         for problem in verify_report(artifact, report):
             assert problem.detail.isprintable(), problem

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from oracle import binary, layouts
 from oracle.container import Resource, Tensor
 
-from ninfer_convert.artifact import decode, inspection
+from ninfer_convert.artifact import decode, inspection, inspection_text
 from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.errors import ArtifactError
 
@@ -95,7 +95,7 @@ def test_artifact_of_resources_has_no_bits_per_weight(tmp_path):
         found = inspection.summary(artifact)
     assert found["totals"]["bits_per_weight"] is None
     assert found["formats"] == []
-    assert "bits" not in inspection.summary_text(found).split("\n\n")[0]
+    assert "bits" not in inspection_text.summary_text(found).split("\n\n")[0]
 
 
 def test_detail_of_a_grouped_tensor(tiny):
@@ -193,7 +193,7 @@ def test_globs_choose_objects(tiny, patterns, names):
 
 
 def test_summary_text_of_the_golden_artifact(tiny):
-    assert inspection.summary_text(inspection.summary(tiny)) == (
+    assert inspection_text.summary_text(inspection.summary(tiny)) == (
         "tiny / all-nine\n"
         "container version 2, directory of 1,360 bytes\n"
         "11 objects: 9 tensors, 2 resources\n"
@@ -219,7 +219,7 @@ def test_summary_text_of_the_golden_artifact(tiny):
 
 
 def test_object_table_of_the_golden_artifact(tiny):
-    assert inspection.objects_text(inspection.summary(tiny)["objects"]) == (
+    assert inspection_text.objects_text(inspection.summary(tiny)["objects"]) == (
         "bytes  shape format               object\n"
         "    9      - resource             frontend/tokenizer.json\n"
         "    1      - resource             frontend/empty-line.txt\n"
@@ -236,7 +236,7 @@ def test_object_table_of_the_golden_artifact(tiny):
 
 
 def test_detail_text_of_an_nvfp4_tensor(tiny):
-    assert inspection.detail_text(inspection.detail(tiny, "w/4")) == (
+    assert inspection_text.detail_text(inspection.detail(tiny, "w/4")) == (
         "object        w/4\n"
         "kind          tensor\n"
         "shape         [128, 64]\n"
@@ -257,7 +257,7 @@ def test_detail_text_of_an_nvfp4_tensor(tiny):
 def test_longest_name_of_the_shipped_recipes_fits_one_line(tmp_path):
     name = "text/layers/63/gdn/query_key_value_z"
     entry = {"name": name, "kind": "tensor", "shape": [16384, 5120], "format": FP8, "bytes": 83918848}
-    header, line = inspection.objects_text([entry]).split("\n")
+    header, line = inspection_text.objects_text([entry]).split("\n")
     assert line == f"83,918,848 16384x5120 {FP8} {name}"
     assert header.endswith(" object")
 
@@ -271,8 +271,8 @@ def test_text_is_80_printable_columns_whatever_the_names(tmp_path_factory, names
     objects = [tensor(names[0], "BF16", shape), *(Resource(name, b"\xff" * 40) for name in names[1:])]
     with opened(tmp_path_factory.mktemp("names"), *objects) as artifact:
         found = inspection.summary(artifact)
-        texts = [inspection.summary_text(found), inspection.objects_text(found["objects"])]
-        texts += [inspection.detail_text(inspection.detail(artifact, name)) for name in names]
+        texts = [inspection_text.summary_text(found), inspection_text.objects_text(found["objects"])]
+        texts += [inspection_text.detail_text(inspection.detail(artifact, name)) for name in names]
     for text in texts:
         for line in text.split("\n"):
             assert line.isprintable()
@@ -282,17 +282,17 @@ def test_text_is_80_printable_columns_whatever_the_names(tmp_path_factory, names
 @settings(derandomize=True, deadline=None)
 @given(st.text(max_size=60), st.integers(5, 40))
 def test_fitted_text_keeps_its_ends(text, width):
-    found = inspection.fit(text, width)
+    found = inspection_text.fit(text, width)
     assert found.isprintable()
     assert columns(found) <= width
-    shown = inspection.printable(text)
+    shown = inspection_text.printable(text)
     assert found == shown or (columns(shown) > width and found.startswith(shown[:1]) and "..." in found)
 
 
 def test_notes_are_wrapped(tiny):
     found = inspection.summary(tiny)
     found["notes"] = ["object 'x' begins 512 bytes behind its first permitted place, byte 13056 of the file, twice"]
-    assert inspection.summary_text(found).endswith(
+    assert inspection_text.summary_text(found).endswith(
         "\n\nnote: object 'x' begins 512 bytes behind its first permitted place, byte 13056\nof the file, twice"
     )
 
@@ -306,7 +306,7 @@ def test_report_is_summarised():
         },
         "run": {"converter": "0.1.0", "finished": "2026-11-30T10:00:00+00:00", "seconds": 1.5},
     }
-    assert inspection.report_text(report) == (
+    assert inspection_text.report_text(report) == (
         "converted by  0.1.0\n"
         "converted at  2026-11-30T10:00:00+00:00\n"
         "recipe        qwen3_6_27b-v1\n"
@@ -317,5 +317,5 @@ def test_report_is_summarised():
 
 @pytest.mark.parametrize("report", [{}, {"recipe": 3, "sources": [1], "run": None}, {"sources": {"a": 7}}])
 def test_report_of_another_shape_is_shown_as_far_as_it_goes(report):
-    text = inspection.report_text(report)
+    text = inspection_text.report_text(report)
     assert text in ("", "source        a: unknown")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from ninfer_convert.artifact.compare import Comparison
 from ninfer_convert.artifact.contrast import Contrast, Difference
-from ninfer_convert.artifact.inspection import WIDTH, fit
+from ninfer_convert.artifact.inspection_text import WIDTH, fit
 from ninfer_convert.artifact.stats import Loss
 from ninfer_convert.errors import printable
 

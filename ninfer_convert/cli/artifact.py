@@ -191,7 +191,7 @@ def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequ
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str | None, as_json: bool) -> None:
     """Show what ARTIFACT holds: identity, totals by format and component, objects."""
-    from ninfer_convert.artifact import inspection
+    from ninfer_convert.artifact import inspection, inspection_text
     from ninfer_convert.artifact.reader import Artifact
 
     with Artifact.open(artifact) as opened:
@@ -200,7 +200,7 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
             if as_json:
                 print_json(found)
             else:
-                say(inspection.detail_text(found))
+                say(inspection_text.detail_text(found))
             return
         found = inspection.summary(opened)
     if patterns:
@@ -209,11 +209,11 @@ def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str |
     if as_json:
         print_json(found | ({"report": report} if report else {}))
         return
-    say(inspection.summary_text(found))
+    say(inspection_text.summary_text(found))
     if report:
-        say(inspection.report_text(report))
+        say(inspection_text.report_text(report))
     if listed or patterns:
-        say(inspection.objects_text(found["objects"]))
+        say(inspection_text.objects_text(found["objects"]))
 
 
 def report_beside(artifact: Path) -> dict[str, Any] | None:
