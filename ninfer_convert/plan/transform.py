@@ -10,19 +10,17 @@ Source: recipe.md, duties 4 and 5; layouts.md, "Sources of already selected word
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from ninfer_convert.errors import PlanError, printable
 from ninfer_convert.plan.casts import WORD_BYTES
+from ninfer_convert.plan.divisors import positive_word, reciprocal, reciprocal_word
 from ninfer_convert.plan.moves import block_rows, cast, gathered, identical, joined, reshaped, sliced, transposed
 from ninfer_convert.plan.shortlist import shortlist
-from ninfer_convert.plan.value import Constant, Identical, Reshaped, SourceTensor, Value, elements, load, source_tensors
+from ninfer_convert.plan.value import Reshaped, SourceTensor, Value, elements, source_tensors
 from ninfer_convert.recipe.expression import (
     BlockRows,
     Cast,
@@ -55,10 +53,6 @@ QUANTIZED_FIELDS = (
 DIVISOR_FIELDS = (".weight_global_scale", ".input_global_scale")
 MULTIPLIER_FIELDS = (".weight_scale_2", ".input_scale")
 NVFP4_GROUP = 16
-PLACEHOLDER = 0x3F800000
-"""Stands for every divisor in a plan from headers alone, which is looked at and not carried out."""
-
-
 class MissingError(PlanError):
     """A tensor is not in its source."""
 
@@ -233,7 +227,7 @@ class Binder:
                 "name the conversion: reciprocal for a scalar, modelopt for a module's words"
             )
         if name.endswith(DIVISOR_FIELDS):
-            _positive_word(bound, leaf.mark)
+            positive_word(bound, leaf.mark)
         return bound
 
     def _module(self, module: Module) -> Words:
@@ -266,9 +260,9 @@ class Binder:
             raise _field_error(module, scales, f"F8_E4M3 {[n, k // NVFP4_GROUP]}")
         if divisor.dtype != "F32" or elements(divisor.shape) != 1:
             raise _field_error(module, divisor, "F32 [1]")
-        word = _positive_word(divisor, module.mark)
+        word = positive_word(divisor, module.mark)
         if inverted:
-            word = _reciprocal_word(word, divisor, module.mark)
+            word = reciprocal_word(word, divisor, module.mark)
         return Words("NVFP4", (n, k), codes, scales, word, (codes, scales, divisor), not inverted)
 
     def _fp8_rows(self, module: Module) -> Words:
@@ -315,7 +309,7 @@ class Binder:
             case Same():
                 return identical(node, [self._bind(operand, leaf) for operand in node.of])
             case Reciprocal():
-                return _reciprocal(node, self._reciprocal_operand(node))
+                return reciprocal(node, self._reciprocal_operand(node))
             case Tied():
                 return self._tied(node)
             case _:
@@ -386,28 +380,6 @@ def _field_error(module: Module, found: SourceTensor, required: str) -> PlanErro
     return PlanError(f"{module.mark}: tensor {name} is {found.dtype} {list(found.shape)}; required is {required}")
 
 
-def _positive_word(value: SourceTensor, mark: Mark) -> int:
-    """Returns the binary32 word of a divisor or multiplier, which must be one positive finite F32."""
-    label = f"{mark}: tensor {printable(value.info.name)}"
-    if value.dtype != "F32" or elements(value.shape) != 1:
-        raise PlanError(f"{label} is {value.dtype} {list(value.shape)}; required is F32 [1]")
-    if not value.checkpoint.has_values:
-        return PLACEHOLDER
-    words = load(value)
-    number = float(words.view("<f4")[0])
-    if not (math.isfinite(number) and number > 0):
-        raise PlanError(f"{label} is {number!r} (word 0x{words.view('<u4')[0]:08x}); it must be finite and positive")
-    return int(words.view("<u4")[0])
-
-
-def _reciprocal_word(word: int, value: SourceTensor, mark: Mark) -> int:
-    with np.errstate(over="ignore"):
-        inverse = np.float32(1) / np.array([word], "<u4").view("<f4")
-    if not np.isfinite(inverse[0]):
-        raise PlanError(f"{mark}: tensor {printable(value.info.name)} (word 0x{word:08x}) has no finite reciprocal")
-    return int(inverse.astype("<f4").view("<u4")[0])
-
-
 def _one_divisor(mark: Mark, bound: Mapping[Module, Words]) -> int | None:
     """Returns the divisor that every module of a fused parent shares bit for bit."""
     first, *others = bound.items()
@@ -418,25 +390,3 @@ def _one_divisor(mark: Mark, bound: Mapping[Module, Words]) -> int | None:
                 f"0x{first[1].divisor:08x}, {printable(str(module))} has 0x{words.divisor:08x}"
             )
     return first[1].divisor
-
-
-def _reciprocal(node: Reciprocal, of: Value) -> Value:
-    if of.dtype != "F32" or elements(of.shape) != 1:
-        raise PlanError(f"{node.mark}: reciprocal of {of.dtype} {list(of.shape)}; required is one F32 scalar")
-    multiplier = SourceTensor(*_scalar_source(node, of))
-    word = _reciprocal_word(_positive_word(multiplier, node.mark), multiplier, node.mark)
-    origins = tuple(source_tensors(of))
-    return Constant(str(node), of.shape, "F32", np.array([word], "<u4"), origins)
-
-
-def _scalar_source(node: Reciprocal, of: Value) -> tuple[str, Checkpoint, Any]:
-    while isinstance(of, (Reshaped, Identical)):
-        if isinstance(of, Identical):
-            if all(leaf.checkpoint.has_values for leaf in source_tensors(of)):
-                load(of)
-            of = of.parts[0]
-        else:
-            of = of.of
-    if not isinstance(of, SourceTensor):
-        raise PlanError(f"{node.mark}: reciprocal takes a scalar tensor of a source")
-    return of.source, of.checkpoint, of.info
