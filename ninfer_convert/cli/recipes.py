@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from ninfer_convert.cli.options import print_json
 from ninfer_convert.cli.output import say
+from ninfer_convert.cli.recipe_check import check_recipe
 from ninfer_convert.cli.recipe_init import init
 from ninfer_convert.cli.recipe_show import show_recipe
-from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import LAYOUT_OF_FORMAT
-from ninfer_convert.recipe.expression import Mark
-from ninfer_convert.recipe.files import locate, shipped_recipes
+from ninfer_convert.recipe.files import shipped_recipes
 from ninfer_convert.recipe.loader import load_recipe
-from ninfer_convert.recipe.model import Recipe
-from ninfer_convert.recipe.problems import WrongRecipeError
 
 
 @click.group()
@@ -26,6 +22,7 @@ def recipe() -> None:
     """Look at recipes."""
 
 
+recipe.add_command(check_recipe)
 recipe.add_command(init)
 recipe.add_command(show_recipe)
 
@@ -55,31 +52,6 @@ def list_recipes(as_json: bool) -> None:
     for name, made in loaded:
         repos = ", ".join(f"{key} = {source.repo}" if source.repo else key for key, source in made.sources.items())
         say(f"{name:<{width}}  {len(made.objects):>5} objects  {repos}")
-
-
-@recipe.command("check")
-@click.argument("recipe_name", metavar="RECIPE")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def check_recipe(recipe_name: str, as_json: bool) -> int:
-    """Check RECIPE, a file or a shipped recipe, without any checkpoint; every problem is told with its place."""
-    path = locate(recipe_name)
-    file = printable(path)
-    made: Recipe | None = None
-    problems: Sequence[tuple[Mark, str]] = ()
-    try:
-        made = load_recipe(path)
-    except WrongRecipeError as error:
-        problems = error.problems
-    if as_json:
-        listed = [{"file": at.file, "line": at.line, "column": at.column, "message": text} for at, text in problems]
-        count = None if made is None else len(made.objects)
-        print_json({"ok": made is not None, "recipe": file, "objects": count, "problems": listed})
-    elif made is None:
-        for mark, text in problems:
-            say(f"{mark}: {text}")
-    else:
-        say(f"{file}: {len(made.objects)} objects, {len(made.sources)} sources: no problems")
-    return 1 if made is None else 0
 
 
 @click.command()

@@ -139,6 +139,25 @@ def _form(text: str) -> str:
     return re.sub("[-_. ]", "", text.casefold())
 
 
+_TOLD = re.compile(
+    r"nearest is '(?P<quoted>[^']*)'|nearest is <(?P<placeholder>[^>]*)>|nearest: (?P<tensor>[^,;]+)"
+    r"|its (?:encoder|layout) is (?P<only>\S+)"
+)
+"""What `suggestion` and those who word a message themselves write of what was most likely meant."""
+
+
+def told_nearest(text: str) -> str | None:
+    """Returns what a message says was most likely meant; None if it says nothing, or says it shortened."""
+    every = list(_TOLD.finditer(text))
+    if not every:
+        return None
+    found = every[-1]
+    if found["placeholder"] is not None:
+        return f"<{found['placeholder']}>"
+    told = found["quoted"] or found["tensor"] or found["only"]
+    return None if not told or told.endswith("...") else told
+
+
 def suggestion(text: str, candidates: Iterable[str], listed: int = 16) -> str:
     """Returns the end of a message about an unknown name: the nearest one, else a list if it is short."""
     if _comparisons_left.get() < 0:
