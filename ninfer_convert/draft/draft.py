@@ -65,7 +65,7 @@ def draft_recipe(
     if matrix is None:
         for extension in extensions(sources, inputs):
             try:
-                objects = tried(extension.text, sources, inputs, without=extension.wanted)
+                objects = tried(extension.text, extension.sources, inputs, without=extension.wanted)
             except ConvertError as error:
                 reasons.append(_reason(extension, error))
                 continue

@@ -17,6 +17,7 @@ from typing import Any
 from ninfer_convert.draft.folding import fold, order
 from ninfer_convert.draft.frame import member_lines, model_name
 from ninfer_convert.draft.naming import Names
+from ninfer_convert.draft.prefixes import prefix_rules, renamed
 from ninfer_convert.draft.sets import Sets
 from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
 from ninfer_convert.draft.trial import needs
@@ -40,12 +41,22 @@ MAX_DROPS = 40
 """Entries of `change` that leave objects out; a recipe that needs more is another one."""
 
 
+_WHOLE = "Not in this checkpoint."
+_PART = "Missing, though others of the kind are there: see whether the checkpoint is complete."
+_FILE = "No such file here."
+
+_FIELDS = ("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_scale_2")
+"""The tensors that the words of a module may be made of."""
+
+
 @dataclass(frozen=True, slots=True)
 class Extension:
     """A small recipe that extends a shipped one; `wanted` are its inputs that are not at hand."""
 
     base: str
     text: str
+    sources: Mapping[str, Checkpoint]
+    """The checkpoints under the names that the extension gives their tensors."""
     wanted: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -56,6 +67,7 @@ class _Match:
 
     name: str
     recipe: Recipe
+    sources: Mapping[str, Checkpoint]
     missing: list[TensorSpec] = field(default_factory=list)
     unused: dict[str, list[str]] = field(default_factory=dict)
     """Tensors by source that nothing uses and nothing ignores."""
@@ -80,9 +92,9 @@ def extensions(sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path]) ->
     matches = [match for name in shipped_recipes() if (match := _match(name, sources))]
     ranked = sorted(matches, key=_Match.rank)[:MAX_TRIED]
     for place, match in enumerate(ranked):
-        if len(drops := _drops(match)) <= MAX_DROPS:
+        if sum(map(len, (drops := _drops(match)).values())) <= MAX_DROPS:
             others = [other.name for other in ranked[place + 1 :] if other.rank()[:3] == match.rank()[:3]]
-            yield _extension(match, sources, inputs, drops, others)
+            yield _extension(match, inputs, drops, others)
 
 
 def _match(name: str, sources: Mapping[str, Checkpoint]) -> _Match | None:
@@ -94,15 +106,13 @@ def _match(name: str, sources: Mapping[str, Checkpoint]) -> _Match | None:
         expected = recipe.sources[source].config.get("model_type")
         if expected is None or (checkpoint.config or {}).get("model_type") != expected:
             return None
-    match = _Match(name, recipe)
-    binder = Binder(sources, {})
-    tensors = [spec for spec in recipe.objects if isinstance(spec, TensorSpec)]
-    for spec in tensors:
-        if not all(binder.has(leaf) for leaf in leaves(spec.value)):
-            match.missing.append(spec)
-    if len(tensors) - len(match.missing) < MIN_SHARE * len(tensors):
+    match = _under_prefixes(_Match(name, recipe, sources))
+    sources = match.sources
+    tensors = sum(1 for spec in recipe.objects if isinstance(spec, TensorSpec))
+    match.missing = _missing(recipe, sources)
+    if tensors - len(match.missing) < MIN_SHARE * tensors:
         return None
-    match.unused = _unused(match, sources)
+    match.unused = _unused(match)
     match.is_same = all(checkpoint.repo == recipe.sources[source].repo for source, checkpoint in sources.items())
     for item in recipe.objects:
         if isinstance(item, ResourceSpec) and not needs(item):
@@ -113,7 +123,33 @@ def _match(name: str, sources: Mapping[str, Checkpoint]) -> _Match | None:
     return match
 
 
-def _unused(match: _Match, sources: Mapping[str, Checkpoint]) -> dict[str, list[str]]:
+def _missing(recipe: Recipe, sources: Mapping[str, Checkpoint]) -> list[TensorSpec]:
+    """Returns the objects that are made of a tensor which is not there."""
+    has = Binder(sources, {}).has
+    tensors = [spec for spec in recipe.objects if isinstance(spec, TensorSpec)]
+    return [spec for spec in tensors if not all(map(has, leaves(spec.value)))]
+
+
+def _under_prefixes(match: _Match) -> _Match:
+    """Returns the match with the names of its sources changed, where prefix rules make more of them the recipe's."""
+    wanted: dict[str, dict[str, None]] = {source: {} for source in match.sources}
+    for spec in match.recipe.objects:
+        for leaf in leaves(spec.value) if isinstance(spec, TensorSpec) else ():
+            if isinstance(leaf, Tensor):
+                wanted[leaf.source].setdefault(leaf.name)
+            elif isinstance(leaf, Module):
+                wanted[leaf.source].update((f"{leaf.name}.{part}", None) for part in _FIELDS)
+    changed = dict(match.sources)
+    for source, checkpoint in match.sources.items():
+        if rules := prefix_rules(wanted[source], checkpoint.tensors):
+            changed[source] = renamed(checkpoint, rules) or checkpoint
+    fewer = len(_missing(match.recipe, changed)) < len(_missing(match.recipe, match.sources))
+    return _Match(match.name, match.recipe, changed) if fewer else match
+
+
+def _unused(match: _Match) -> dict[str, list[str]]:
+    """Returns the tensors of every source that no object can use and that nothing ignores."""
+    sources = match.sources
     used: dict[str, set[str]] = {source: set() for source in sources}
     left = {id(spec) for spec in match.missing}
     values = [spec.value for spec in match.recipe.objects if isinstance(spec, TensorSpec) and id(spec) not in left]
@@ -122,8 +158,7 @@ def _unused(match: _Match, sources: Mapping[str, Checkpoint]) -> dict[str, list[
         if isinstance(leaf, Tensor):
             used[leaf.source].add(leaf.name)
         elif isinstance(leaf, Module):
-            fields = ("weight", "weight_packed", "weight_scale", "weight_global_scale", "weight_scale_2")
-            used[leaf.source].update(f"{leaf.name}.{part}" for part in fields)
+            used[leaf.source].update(f"{leaf.name}.{part}" for part in _FIELDS)
     unused = {}
     for source, checkpoint in sources.items():
         globs = Globs()
@@ -134,32 +169,30 @@ def _unused(match: _Match, sources: Mapping[str, Checkpoint]) -> dict[str, list[
     return unused
 
 
-def _drops(match: _Match) -> list[str]:
-    """Returns globs of the objects that cannot be made: whole components as one."""
+def _drops(match: _Match) -> dict[str, list[str]]:
+    """Returns globs of what cannot be made, by why: whole components, parts of them, files."""
     missing = {spec.name for spec in match.missing}
-    drops: list[str] = []
+    drops: dict[str, list[str]] = {_WHOLE: [], _PART: [], _FILE: []}
     for component in dict.fromkeys(spec.component for spec in match.missing if spec.component):
         members = {spec.name for spec in match.recipe.objects if spec.component == component}
         below = {spec.name for spec in match.recipe.objects if spec.name.startswith(f"{component}/")}
         if members == below and members <= missing:
-            drops.append(f"{component}/*")
+            drops[_WHOLE].append(f"{component}/*")
             missing -= members
-    drops += (spec.name for spec in match.missing if spec.name in missing)
-    absent = {spec.name for spec in match.recipe.objects if isinstance(spec, ResourceSpec) and not needs(spec)}
-    return drops + [spec.name for spec in match.recipe.objects if spec.name in absent - match.digests.keys()]
+    drops[_PART] = [spec.name for spec in match.missing if spec.name in missing]
+    files = [spec for spec in match.recipe.objects if isinstance(spec, ResourceSpec) and not needs(spec)]
+    drops[_FILE] = [spec.name for spec in files if spec.name not in match.digests]
+    return drops
 
 
 def _extension(
-    match: _Match,
-    sources: Mapping[str, Checkpoint],
-    inputs: Mapping[str, Path],
-    drops: Sequence[str],
-    others: Sequence[str],
+    match: _Match, inputs: Mapping[str, Path], drops: Mapping[str, Sequence[str]], others: Sequence[str]
 ) -> Extension:
-    recipe, default = match.recipe, next(iter(sources))
+    recipe, sources = match.recipe, match.sources
+    default = next(iter(sources))
     name = model_name(sources[default])
     moved = {source for source in sources if _is_moved(recipe.sources[source], sources[source])}
-    changes = [*_drop_lines(drops), *_resource_lines(match, moved)]
+    changes = [*_drop_lines(drops), *_shape_lines(match, sources), *_resource_lines(match, moved)]
     wanted = tuple(name for name in recipe.inputs if name not in inputs)
     sections = [
         _source_lines(recipe, sources),
@@ -172,7 +205,7 @@ def _extension(
         0,
     )
     lines += (line for other in others for line in comment(f"The shipped recipe {other} fits as well.", 0))
-    if not drops and not any(match.unused.values()):
+    if not match.missing and not any(match.unused.values()):
         lines += comment("Every tensor that it wants is here, and no other.", 0)
     lines += (
         line
@@ -190,8 +223,10 @@ def _extension(
     ]
     for section in filter(None, sections):
         lines += ["", *section]
-    notes = tuple(f"plan and run need --input {input_name}=PATH, as {match.name} does" for input_name in wanted)
-    return Extension(match.name, "\n".join(lines) + "\n", wanted, notes)
+    notes = [f"plan and run need --input {input_name}=PATH, as {match.name} does" for input_name in wanted]
+    if drops[_PART]:
+        notes.append(f"{count(len(drops[_PART]), 'object')} of {match.name} cannot be made; {drops[_PART][0]} first")
+    return Extension(match.name, "\n".join(lines) + "\n", sources, wanted, tuple(notes))
 
 
 def _is_moved(spec: SourceSpec, checkpoint: Checkpoint) -> bool:
@@ -209,6 +244,8 @@ def _source_lines(recipe: Recipe, sources: Mapping[str, Checkpoint]) -> list[str
         elif spec.repo:
             text = f"Source {source} is a plain directory: {spec.repo} and its revision are inherited"
             notes += comment(f"{text}; say where it is from.", 0)
+        if checkpoint.applied_prefixes:
+            members += ["    prefix:", *member_lines(checkpoint.applied_prefixes, 6)]
         if differing := _differing(spec.config, checkpoint.config or {}):
             members += comment("Here config.json differs from what the shipped recipe expects.", 4)
             members += ["    config:", *member_lines(differing, 6)]
@@ -240,9 +277,23 @@ def _input_lines(recipe: Recipe, inputs: Mapping[str, Path]) -> list[str]:
     return ["# Another file than the shipped recipe's.", "inputs:", *lines] if lines else []
 
 
-def _drop_lines(drops: Sequence[str]) -> list[str]:
-    lines = comment("Not in this checkpoint.", 2) if drops else []
-    return lines + [f"  - drop: {scalar(glob)}" for glob in drops]
+def _drop_lines(drops: Mapping[str, Sequence[str]]) -> list[str]:
+    lines: list[str] = []
+    for why, globs in drops.items():
+        lines += comment(why, 2) if globs else []
+        lines += (f"  - drop: {scalar(glob)}" for glob in globs)
+    return lines
+
+
+def _shape_lines(match: _Match, sources: Mapping[str, Checkpoint]) -> list[str]:
+    """Returns the shapes of objects that are one whole tensor, where the tensor has another one."""
+    lines: list[str] = []
+    for spec in match.recipe.objects:
+        if isinstance(spec, TensorSpec) and isinstance(spec.value, Tensor):
+            found = sources[spec.value.source].tensors.get(spec.value.name)
+            if found is not None and found.shape != spec.shape:
+                lines.append(f"  - {{objects: {scalar(spec.name)}, shape: {list(found.shape)}}}")
+    return [*comment("Other shapes than the shipped recipe's.", 2), *lines] if lines else []
 
 
 def _resource_lines(match: _Match, moved: set[str]) -> list[str]:
