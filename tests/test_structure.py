@@ -52,6 +52,7 @@ ROWS = [
     "source.remote",
     "plan.casts",
     "plan.value",
+    "plan.arrangement",
     "plan.requirements",
     "plan.moves",
     "plan.shortlist",

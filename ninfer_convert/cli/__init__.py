@@ -19,13 +19,14 @@ from typing import Any
 import click
 
 from ninfer_convert import __version__
-from ninfer_convert.cli.output import open_streams, say, settle_streams
-from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputError
+from ninfer_convert.cli.output import failure_of, open_streams, say, say_errors, settle_streams
+from ninfer_convert.errors import INTERRUPTED_EXIT_CODE
 
 COMMANDS = {
     "run": ("ninfer_convert.cli.convert:run", "Convert a checkpoint by a recipe into one .ninfer artifact."),
     "plan": ("ninfer_convert.cli.convert:plan", "Check a conversion and show what it would write."),
     "prepare": ("ninfer_convert.cli.shares:prepare", "Make the part file for a conversion in shares."),
+    "batch": ("ninfer_convert.cli.batch:batch", "Do many conversions, one after another."),
     "finalize": ("ninfer_convert.cli.shares:finalize", "Check the shares of a conversion and publish it."),
     "verify": ("ninfer_convert.cli.artifact:verify", "Check every byte of an artifact."),
     "inspect": ("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
@@ -45,10 +46,6 @@ _outcome_stands = False
 
 class _EndedError(Exception):
     """Carries what ended a command past click, which would give a broken pipe exit code 1."""
-
-
-SHOWN_MESSAGES = 50
-"""Problems printed of one failure; a checkpoint of another model would tell hundreds."""
 
 
 class LazyGroup(click.Group):
@@ -154,16 +151,6 @@ def _interrupted() -> int:
 
 
 def _report(error: Exception) -> int:
-    if isinstance(error, ConvertError):
-        for message in error.messages[:SHOWN_MESSAGES]:
-            say(f"error: {message}", err=True)
-        if len(error.messages) > SHOWN_MESSAGES:
-            say(f"error: and {len(error.messages) - SHOWN_MESSAGES} more problems", err=True)
-        return error.exit_code
-    if isinstance(error, OSError):
-        place = f"{os.fsdecode(error.filename)!r}: " if error.filename else ""
-        say(f"error: {place}{error.strerror or error}", err=True)
-        return OutputError.exit_code
-    text = f"error: internal: {type(error).__name__}: {error} (NINFER_CONVERT_DEBUG=1 shows where)"
-    say(text, err=True)
-    return ConvertError.exit_code
+    code, messages = failure_of(error)
+    say_errors(messages)
+    return code

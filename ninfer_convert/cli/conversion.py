@@ -14,39 +14,17 @@ from typing import TYPE_CHECKING
 from ninfer_convert import allowance
 from ninfer_convert.artifact.container import MAX_REPORT_BYTES
 from ninfer_convert.cli.options import progress, size_text
-from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome, report_json
-from ninfer_convert.run.journal import journal_path
-from ninfer_convert.run.own_files import PART_SUFFIX, replace_file
+from ninfer_convert.run.jobs import Job
+from ninfer_convert.run.own_files import replace_file
 from ninfer_convert.run.writer import require_output
 from ninfer_convert.source.acquisition import Access, verify_digests
 
 if TYPE_CHECKING:
     # at run time it loads when a cluster is wanted
     from ninfer_convert.cluster.workers import Workers
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What is converted, and where to: the arguments of `run`, `sources`, `inputs`, `prefixes` spelled as there."""
-
-    recipe: str
-    sources: tuple[str, ...]
-    inputs: tuple[str, ...]
-    prefixes: tuple[str, ...]
-    unpinned: bool
-    output: Path
-    report: Path | None
-    overwrite: bool
-    stream: bool
-    verify_source: bool
-
-    @property
-    def report_path(self) -> Path:
-        """Where the conversion report goes."""
-        return self.report or self.output.with_name(self.output.name + ".conversion.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,35 +47,31 @@ class How:
 
 
 def convert_job(job: Job, plan: Plan, how: How) -> Outcome:
-    """Converts what has been planned, and says so.
+    """Converts what has been planned, to paths that may be written.
 
     Raises:
-        UsageError: the output, or the report, must not be written.
-        ConvertError: like `convert` and `convert_by_workers`.
+        ConvertError: like `verify_digests`, `convert` and `convert_by_workers`.
     """
-    require_paths(plan, job)
     if job.verify_source:
         if how.connect is not None:
             _require_common_sources(plan)
         verify_digests(plan, how.threads or allowance.allowed_threads())
     if how.connect is None:
-        outcome = _convert_here(job, plan, how)
-    else:
-        with how.connect() as workers:
-            outcome = _convert_there(job, plan, how, workers)
-    if not how.quiet:
-        name = printable(os.fspath(job.output))
-        size = size_text(plan.file_bytes)
-        say(f"wrote {name}: {len(plan.objects)} objects, {size}, {outcome.seconds:.1f} s", err=True)
-    return outcome
+        return _convert_here(job, plan, how)
+    with how.connect() as workers:
+        return _convert_there(job, plan, how, workers)
+
+
+def written_text(job: Job, plan: Plan, outcome: Outcome) -> str:
+    """Returns what is said of a finished conversion."""
+    name, size = printable(os.fspath(job.output)), size_text(plan.file_bytes)
+    return f"wrote {name}: {len(plan.objects)} objects, {size}, {outcome.seconds:.1f} s"
 
 
 def require_paths(plan: Plan, job: Job) -> None:
     """Raises UsageError if the output or the report must not be written."""
     output, report = job.output, job.report_path
-    parts = [path.with_name(path.name + PART_SUFFIX) for path in (output, report)]
-    written = [output, report, *parts, journal_path(parts[0])]
-    if len(set(map(os.path.realpath, written))) < len(written):
+    if len(set(map(os.path.realpath, job.written()))) < len(job.written()):
         names = f"{printable(os.fspath(output))} and --report {printable(os.fspath(report))}"
         raise UsageError(f"--output {names} are written to the same file; name two")
     read = [Path(path) for checkpoint in plan.sources.values() for path in checkpoint.paths()]

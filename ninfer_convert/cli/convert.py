@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from ninfer_convert.cli.cluster import dask_option, require_dask_options, workers_of
-from ninfer_convert.cli.conversion import How, Job, convert_job, require_paths
+from ninfer_convert.cli.conversion import How, convert_job, require_paths, written_text
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -26,6 +26,7 @@ from ninfer_convert.cli.what_if import print_what_if, require_what_if
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.planner import Plan, PlannedResource
 from ninfer_convert.plan.provenance import plan_json
+from ninfer_convert.run.jobs import Job
 from ninfer_convert.source.acquisition import Access
 
 
@@ -122,6 +123,7 @@ def run(
             return
         outcome = convert_job(job, plan, how)
         if not quiet:
+            say(written_text(job, plan, outcome), err=True)
             say(f"{outcome.file_sha256}  {printable(os.fspath(output))}")
 
 

@@ -6,10 +6,14 @@ import contextlib
 import io
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 
-from ninfer_convert.errors import printable
+from ninfer_convert.errors import ConvertError, OutputError, printable
+
+SHOWN_MESSAGES = 50
+"""Problems printed of one failure; a checkpoint of another model would tell hundreds."""
 
 
 def say(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -19,6 +23,25 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     """
     with contextlib.suppress(OSError) if err else contextlib.nullcontext():
         click.echo("\n".join(map(printable, text.split("\n"))), err=err, nl=nl)
+
+
+def failure_of(error: Exception) -> tuple[int, Sequence[str]]:
+    """Returns the exit code of what a command has raised, and the messages that tell it."""
+    if isinstance(error, ConvertError):
+        return error.exit_code, error.messages
+    if isinstance(error, OSError):
+        place = f"{os.fsdecode(error.filename)!r}: " if error.filename else ""
+        return OutputError.exit_code, [f"{place}{error.strerror or error}"]
+    text = f"internal: {type(error).__name__}: {error} (NINFER_CONVERT_DEBUG=1 shows where)"
+    return ConvertError.exit_code, [text]
+
+
+def say_errors(messages: Sequence[str]) -> None:
+    """Prints the messages of one failure, the first ones of many."""
+    for message in messages[:SHOWN_MESSAGES]:
+        say(f"error: {message}", err=True)
+    if len(messages) > SHOWN_MESSAGES:
+        say(f"error: and {len(messages) - SHOWN_MESSAGES} more problems", err=True)
 
 
 def open_streams() -> None:
