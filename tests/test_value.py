@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ninfer_convert.errors import PlanError, SourceError
+from ninfer_convert.plan import arrangement
 from ninfer_convert.plan import value as value_module
 from ninfer_convert.plan.casts import WORD_BYTES
 from ninfer_convert.plan.transform import Binder
@@ -59,8 +60,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpoint]
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     # Ranges must come out right however the scratch cuts them.
-    monkeypatch.setattr(value_module, "PIECE_BYTES", 64)
-    monkeypatch.setattr(value_module, "TRANSPOSE_BYTES", 48)
+    for module in (value_module, arrangement):
+        monkeypatch.setattr(module, "PIECE_BYTES", 64)
+    monkeypatch.setattr(arrangement, "TRANSPOSE_BYTES", 48)
 
 
 def tensor(name: str) -> Tensor:

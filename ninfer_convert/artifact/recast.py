@@ -1,6 +1,6 @@
 """Bound values whose casts are carried out by the second implementation, `recompute`, in place of `value`'s own.
 
-The moves (slices, concats, transposes, gathers) stay those of `value`: they are proven against numpy on every
+The moves (slices, concats, transposes, gathers) stay those of `arrangement`: they are proven against numpy on every
 range, and move bytes without looking at them.
 
 Source: recipe.md, duty 4; tensor-formats.md section 3.1.
@@ -17,20 +17,9 @@ from numpy.typing import NDArray
 
 from ninfer_convert.artifact.recompute import recompute_cast
 from ninfer_convert.errors import EncodeError
+from ninfer_convert.plan.arrangement import Gathered, Joined, Sliced, Transposed
 from ninfer_convert.plan.casts import WORD_BYTES
-from ninfer_convert.plan.value import (
-    PIECE_BYTES,
-    Converted,
-    Gathered,
-    Identical,
-    Joined,
-    Reshaped,
-    Sliced,
-    Span,
-    Transposed,
-    Value,
-    where,
-)
+from ninfer_convert.plan.value import PIECE_BYTES, Converted, Identical, Reshaped, Span, Value, where
 
 
 def recast(value: Value) -> Value:
@@ -53,6 +42,10 @@ def recast(value: Value) -> Value:
 class _Recast:
     of: Value
     dtype: str
+
+    @property
+    def operands(self) -> tuple[Value, ...]:
+        return (self.of,)
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from ninfer_convert.artifact.decode import E4M3FN_VALUES, bf16_values, block_scaled_values, f16_values
 from ninfer_convert.artifact.decode import codes as codes_of
 from ninfer_convert.formats import NVFP4
+from ninfer_convert.plan.arrangement import Gathered, Joined, Sliced, Transposed
 from ninfer_convert.plan.casts import WORD_BYTES
 from ninfer_convert.plan.planner import FLOAT_DTYPES, PlannedTensor
 from ninfer_convert.plan.transform import Words
-from ninfer_convert.plan.value import Converted, Gathered, Identical, Joined, Reshaped, Sliced, Transposed, Value
+from ninfer_convert.plan.value import Converted, Identical, Reshaped, Value
 
 Numbers = NDArray[np.float32] | NDArray[np.int32]
 

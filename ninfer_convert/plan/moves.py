@@ -11,19 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from ninfer_convert.errors import PlanError, printable
+from ninfer_convert.plan.arrangement import Gathered, Joined, Sliced, Transposed
 from ninfer_convert.plan.casts import CASTS, WORD_BYTES
-from ninfer_convert.plan.value import (
-    Converted,
-    Gathered,
-    Identical,
-    Joined,
-    Reshaped,
-    Sliced,
-    Transposed,
-    Value,
-    elements,
-    load,
-)
+from ninfer_convert.plan.value import Converted, Identical, Reshaped, Value, elements, load
 from ninfer_convert.recipe.expression import BlockRows, Cast, Concat, Gather, Reshape, Same, Slice, Transpose
 
 MAX_IDS_BYTES = 64 << 20
