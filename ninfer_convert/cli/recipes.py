@@ -11,6 +11,7 @@ from ninfer_convert.cli.output import say
 from ninfer_convert.cli.recipe_check import check_recipe
 from ninfer_convert.cli.recipe_init import init
 from ninfer_convert.cli.recipe_show import show_recipe
+from ninfer_convert.cli.recipe_tune import tune_recipe
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import LAYOUT_OF_FORMAT
 from ninfer_convert.recipe.files import shipped_recipes
@@ -25,6 +26,7 @@ def recipe() -> None:
 recipe.add_command(check_recipe)
 recipe.add_command(init)
 recipe.add_command(show_recipe)
+recipe.add_command(tune_recipe)
 
 
 @recipe.command("list")
