@@ -5,17 +5,23 @@ Source: cli.md.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
-from case_tools import run_cli
-from recipe_texts import GROUPED, HEAD, SMALL, TUNE
+from case_tools import Case, entry, f32, run_cli, snapshot, words_of
+from commands import source_arguments
+from recipe_texts import COMMIT, GROUPED, HEAD, SMALL, TUNE
 
+from ninfer_convert.cli.carets import BEFORE, MAX_WIDTH, pointed
 from ninfer_convert.errors import RecipeError
 from ninfer_convert.recipe.files import recipes_directory
 from ninfer_convert.recipe.loader import load_recipe
+from ninfer_convert.recipe.problems import told_nearest
+from ninfer_convert.stand_in.checkpoints import write_demo_checkpoint
 
 OBJECT = "{name: x, shape: [1], format: BF16, value: v}"
 LOSSY = f"{{name: x, shape: [1, 64], format: Q4G64_F16S, encoder: {GROUPED}, value: v}}"
@@ -158,3 +164,318 @@ def test_the_list_has_the_recipes_that_can_be_converted_as_they_are() -> None:
     assert (ran.code, ran.err) == (0, "")
     assert [line.split()[0] for line in ran.out.splitlines()] == names
     assert [entry["name"] for entry in json.loads(run_cli("recipe", "list", "--json").out)] == names
+
+
+# -- warnings -----------------------------------------------------------------------------------------------------
+
+
+def test_warnings_pass_unless_they_are_asked_to_fail(here: Path) -> None:
+    Path("recipe.yaml").write_text(f"{ONE}objects: [{OBJECT}]\nnames: {{P: a, Q: <P>}}\n", encoding="utf-8")
+    told = """\
+recipe.yaml:7:9: warning: name 'P' is not used
+    7 | names: {P: a, Q: <P>}
+      |         ^
+recipe.yaml:7:15: warning: name 'Q' is not used
+    7 | names: {P: a, Q: <P>}
+      |               ^
+recipe.yaml: 1 object, 1 source: 2 warnings
+"""
+    for options, code in (((), 0), (("--strict",), 1)):
+        ran = run_cli("recipe", "check", "recipe.yaml", *options)
+        assert (ran.code, ran.out, ran.err) == (code, told, "")
+        document = json.loads(run_cli("recipe", "check", "recipe.yaml", "--json", *options).out)
+        assert (document["ok"], document["objects"]) == (not code, 1)
+        place = {"severity": "warning", "file": "recipe.yaml", "line": 7}
+        assert document["problems"] == [
+            {**place, "column": 9, "end_column": 10, "message": "name 'P' is not used"},
+            {**place, "column": 15, "end_column": 16, "message": "name 'Q' is not used"},
+        ]
+
+
+@pytest.mark.parametrize("name", ["demo", "minilm-l6-v2", "qwen3.6-27b/groupwise-int", "qwen3.6-27b/nvfp4",
+                                  "qwen3.8-27b/groupwise-int", "qwen3.8-27b/nvfp4", "examples/fine-tune",
+                                  "examples/text-only"])  # fmt: skip
+def test_what_is_shipped_passes_strictly(name: str) -> None:
+    ran = run_cli("recipe", "check", name, "--strict")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.endswith(": no problems\n")
+    assert ran.out.count("\n") == 1
+
+
+# -- what the message says was meant ------------------------------------------------------------------------------
+
+
+def suggested(text: str) -> list[str | None]:
+    """Returns the suggestion of every problem of a recipe."""
+    Path("recipe.yaml").write_text(text, encoding="utf-8")
+    problems = json.loads(run_cli("recipe", "check", "recipe.yaml", "--json").out)["problems"]
+    return [problem.get("suggestion") for problem in problems]
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "meant"),
+    [
+        ("ignore:", "ignroe:", "ignore"),
+        ("weights_id:", "weight_id:", "weights_id"),
+        ("{from: 1, through: 3", "{from: 1, thru: 3", "through"),
+        ("format: W8G32_F16S", "format: W8G32F16", "W8G32_F16S"),
+        ("encoder: MAXABS_F16_RECIP_RNE_V1\n    layout", "encoder: MAXABS_RECIP_RNE_V1\n    layout",
+         "MAXABS_F16_RECIP_RNE_V1"),
+        ("encoder: MAXABS_F16_RECIP_RNE_V1\n    layout", "encoder: MAXABS_BF16S_RECIP_E4M3FN_RNE_V1\n    layout",
+         "MAXABS_F16_RECIP_RNE_V1"),
+        ("layout: row-split-k128-v1", "layout: row-split-v1", "row-split-k128-v1"),
+        ("layout: row-split-k128-v1", "layout: row-scale-v1", "row-split-k128-v1"),
+        ("value: <P>embed_tokens.weight\n    require", "value: <PP>embed_tokens.weight\n    require", "<P>"),
+        ("name: text/<l>/norm", "name: text/<ll>/norm", "<l>"),
+        ("when: {l: odd}", "when: {l: ood}", "odd"),
+        ("when: {l: odd}", "when: {ll: odd}", "l"),
+        ("counts: ranking", "counts: rankings", "ranking"),
+        ("quantized: {repo", "quantised: {repo", "quantised"),
+        ("md, source: quantized}", "md, source: quantised}", "quantized"),
+        ("ignore:\n  base:", "ignore:\n  bse:", "base"),
+        ("value: $ids", "value: $idz", "$ids"),
+        ("unique, {range", "uniq, {range", "unique"),
+        ("rule: exact", "rule: exakt", "exact"),
+        ("to: FP32, rule", "to: FP23, rule", "FP32"),
+        ("{reciprocal:", "{reciprical:", "reciprocal"),
+        ("dtype: [BF16, F32]", "dtype: [BF16, FP32]", "F32"),
+    ],
+)  # fmt: skip
+def test_what_was_meant_is_a_member_of_its_own(right: str, wrong: str, meant: str, here: Path) -> None:
+    assert RIGHT.count(right) == 1
+    assert meant in suggested(RIGHT.replace(right, wrong))
+
+
+def test_shipped_recipes_and_inherited_objects_are_suggested(here: Path) -> None:
+    assert suggested("schema: 1\nid: t\nextends: qwen3.6-27b/nvpf4\n") == ["qwen3.6-27b/nvfp4"]
+    Path("base.yaml").write_text(RIGHT, encoding="utf-8")
+    assert suggested(TUNE + "change: [{objects: text/token_embeding, format: BF16}]\n") == ["text/token_embedding"]
+    assert suggested(TUNE + "change: [{drop: text/idz}]\n") == ["text/ids"]
+    assert suggested(TUNE + "change: [{resource: frontend/tokeniser.json, file: x}]\n") == ["frontend/tokenizer.json"]
+    assert suggested(TUNE + "change: [{object: text/ids, require: [finite]}]\n") == ["objects"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("unknown key 'a'; nearest is 'b'", "b"),
+        ("no recipe; nearest is 'a' or 'b' (a path ends in .yaml)", "a"),
+        ("no recipe; nearest is 'a' (a path ends in .yaml)", "a"),
+        ("unknown key 'x; nearest is 'y'", "y"),
+        ("placeholder <a> is not defined here; nearest is <b>", "<b>"),
+        ("tensor a is not in source b (c); nearest: d.e, f; config.json says", "d.e"),
+        ("X does not make Y; its encoder is Z", "Z"),
+        ("unknown key 'a'; known: b, c", None),
+        (f"nearest is '{'a' * 80}...'", None),
+        ("", None),
+    ],
+)
+def test_what_a_message_says_was_meant(text: str, told: str | None) -> None:
+    assert told_nearest(text) == told
+
+
+# -- carets -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "column", "end", "shown", "pointer"),
+    [
+        ("a: b", 4, 5, "a: b", "   ^"),
+        ("a: bcd", 4, 7, "a: bcd", "   ^~~"),
+        ("a: bcd", 4, None, "a: bcd", "   ^"),
+        ("a: b", 5, None, "a: b", "    ^"),
+        ("a: b", 99, 120, "a: b", "    ^"),
+        ("a: bcd", 4, 99, "a: bcd", "   ^~~"),
+        # Two columns each; the mark below is as wide as what it means.
+        ("漢字: 値x", 5, 7, "漢字: 値x", "      ^~~"),
+        ("\uff57: x", 4, 5, "\uff57: x", "    ^"),
+        # No column of its own.
+        ("e\u0301e\u0301: x", 7, 8, "e\u0301e\u0301: x", "    ^"),
+        ("x: e\u0301e\u0301", 4, 8, "x: e\u0301e\u0301", "   ^~"),
+        # Escapes have the width of what is printed.
+        ("a\tb", 2, None, "a\\tb", " ^~"),
+        ("\x1b[31m: x", 8, 9, "\\x1b[31m: x", "          ^"),
+        ("a\u202eb: x", 6, 7, "a\\u202eb: x", "          ^"),
+        ("\udcff: x", 4, 5, "\\udcff: x", "        ^"),
+    ],
+)
+def test_a_caret_stands_below_its_character(line: str, column: int, end: int | None, shown: str, pointer: str) -> None:
+    assert pointed(line, column, end)[0] == shown
+    assert pointed(line, column, end)[1] == pointer
+
+
+def test_a_long_line_is_cut_around_the_caret() -> None:
+    line = "".join(f"{i:04}" for i in range(500))
+    for column in (1, 30, 41, 60, 101, 1000, 1950, 2000):
+        shown, pointer = pointed(line, column, column + 4)
+        assert len(shown) <= MAX_WIDTH + 6
+        begin = pointer.index("^")
+        assert begin <= BEFORE + 3
+        meant = line[column - 1 : column + 3]
+        assert shown[begin : begin + len(meant)] == meant
+        assert pointer[begin:] == "^" + "~" * (len(meant) - 1)
+        assert shown.startswith("...") == (column > BEFORE + 1)
+        assert shown.endswith("...") == (column - 1 + MAX_WIDTH - min(column - 1, BEFORE) < len(line))
+    shown, pointer = pointed("漢" * 300, 150, 300)
+    assert (shown, pointer) == ("..." + "漢" * 50 + "...", " " * 43 + "^" + "~" * 59)
+    assert pointed("x" * MAX_WIDTH, 1, None)[0] == "x" * MAX_WIDTH
+
+
+def test_lines_are_those_that_yaml_counts(here: Path) -> None:
+    text = "\ufeff" + f"{ONE}objects: [{OBJECT}]\nignore: 漢\n"
+    for ends in ("\n", "\r\n", "\r"):
+        Path("recipe.yaml").write_bytes(text.replace("\n", ends).encode())
+        told = run_cli("recipe", "check", "recipe.yaml").out.splitlines()
+        assert told[1:3] == ["    7 | ignore: 漢", "      |         ^~"]
+    Path("recipe.yaml").write_bytes(b"\xef\xbb\xbfid: a\xffb\n")
+    assert run_cli("recipe", "check", "recipe.yaml").out.splitlines() == [
+        "recipe.yaml:1:6: error: byte 0xff is not UTF-8; save the file as UTF-8",
+        "    1 | id: a\\udcffb",
+        "      |      ^~~~~~",
+        "recipe.yaml: 1 error",
+    ]
+    Path("recipe.yaml").write_bytes(b"a:\tb\n")
+    assert run_cli("recipe", "check", "recipe.yaml").out.splitlines()[1:3] == ["    1 | a:\\tb", "      |   ^~"]
+    Path("recipe.yaml").write_bytes(b"")
+    assert run_cli("recipe", "check", "recipe.yaml").out == (
+        "recipe.yaml:1:1: error: the file holds no YAML document\nrecipe.yaml: 1 error\n"
+    )
+
+
+def test_a_recipe_that_can_be_read_once_is_shown_all_the_same(here: Path) -> None:
+    os.mkfifo("recipe.yaml")
+    writer = threading.Thread(target=lambda: Path("recipe.yaml").write_text("schema: x\n", encoding="utf-8"))
+    writer.start()
+    ran = run_cli("recipe", "check", "recipe.yaml")
+    writer.join()
+    assert "    1 | schema: x\n      |         ^\n" in ran.out
+
+
+# -- with sources -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    monkeypatch.chdir(tmp_path)
+    return Case(Path())
+
+
+def checked(case: Case, *extra: object, code: int) -> list[tuple[str, int, int, str]]:
+    """Returns severity, line, column and message of what is told with the sources of a case."""
+    words = [word for name, place in case.sources.items() for word in ("--source", f"{name}={place}")]
+    words += [word for name, place in case.inputs.items() for word in ("--input", f"{name}={place}")]
+    before = snapshot(case.root)
+    ran = run_cli("recipe", "check", case.recipe_path, *words, "--json", *extra)
+    assert (ran.code, snapshot(case.root)) == (code, before)
+    problems = json.loads(ran.out)["problems"]
+    assert {problem["file"] for problem in problems} <= {"recipe.yaml"}
+    return [(one["severity"], one["line"], one["column"], one["message"]) for one in problems]
+
+
+def test_a_recipe_that_fits_its_source(case: Case) -> None:
+    case.source({"a": words_of("BF16", 1, 2)})
+    case.recipe(entry("x", [2], "BF16", "a"))
+    ran = run_cli("recipe", "check", "recipe.yaml", "--source", "base")
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out == "recipe.yaml: 1 object, 1 source: no problems, with the headers of its sources\n"
+
+
+def test_shapes_dtypes_and_coverage_are_told_at_their_places(case: Case) -> None:
+    case.source({"a": words_of("BF16", 1, 2), "b": f32(1), "unlike": f32(1), "layer.weight": f32(1)})
+    case.recipe(
+        entry("x", [3], "BF16", "a"),
+        entry("y", [1], "BF16", "b"),
+        entry("z", [1], "FP32", "layer.wieght"),
+        entry("w", [5], "BF16", "{slice: {of: a, span: [0, 5]}}"),
+        more="ignore: [mtp.*]\nnames: {idle: x}\n",
+    )
+    assert checked(case, code=1) == [
+        ("error", 6, 9, "source base: 1 tensor is neither used nor ignored: unlike; use them or list them under "
+         "ignore"),
+        ("error", 6, 10, "ignore mtp.* matches no tensor of source base"),
+        ("warning", 7, 9, "name 'idle' is not used"),
+        ("error", 9, 5, "object x: base:a has shape [2], expected [3]"),
+        ("error", 10, 5, "object y: base:b is F32; format BF16 takes BF16; name the conversion: cast to BF16, rule "
+         "nearest-even"),
+        ("error", 11, 48, "tensor layer.wieght is not in source base (base); nearest: layer.weight"),
+        ("error", 12, 49, "span [0, 5) lies outside axis 0 of size 2"),
+    ]  # fmt: skip
+    ran = run_cli("recipe", "check", "recipe.yaml", "--source", "base")
+    assert (ran.code, ran.err) == (1, "")
+    assert """\
+recipe.yaml:11:48: error: tensor layer.wieght is not in source base (base); nearest: layer.weight
+   11 |   - {name: z, shape: [1], format: FP32, value: layer.wieght}
+      |                                                ^~~~~~~~~~~~
+""" in ran.out
+    assert ran.out.endswith("recipe.yaml: 4 objects, 1 source: 6 errors, 1 warning\n")
+    document = json.loads(run_cli("recipe", "check", "recipe.yaml", "--source", "base", "--json").out)
+    assert [problem["suggestion"] for problem in document["problems"] if "suggestion" in problem] == ["layer.weight"]
+
+
+def test_what_a_source_contradicts_is_told_where_the_recipe_says_it(case: Case) -> None:
+    config = {"model_type": "x", "text_config": {"size": 1}}
+    case.source({"a": words_of("BF16", 1, 2), "b": f32(1)}, config=config)
+    case.input("text", b"content")
+    case.recipe(
+        entry("x", [2], "BF16", "a"), entry("y", [1], "FP32", "b"), "{resource: r, input: text}",
+        sources=f"\n  base:\n    repo: me/x\n    revision: {COMMIT}\n    dtype: BF16\n"
+                "    config: {model_type: y, text_config: {size: 2, depth: 3}}",
+        more=f"inputs:\n  text: {{sha256: {'a' * 64}}}\n",
+    )  # fmt: skip
+    found = [
+        ("error", 9, 11, "source base: tensor b is F32; the recipe states BF16"),
+        ("error", 10, 14, 'source base: config.json model_type: "x" found, "y" required'),
+        ("error", 10, 43, "source base: config.json text_config.size: 1 found, 2 required"),
+        ("error", 10, 52, "source base: config.json text_config.depth: nothing found, 3 required"),
+    ]
+    digest = hashlib.sha256(b"content").hexdigest()
+    pin = f"input text (text.bin): SHA-256 {digest} found, {'a' * 64} required"
+    # The dtype is told at its key.
+    found[0] = (*found[0][:2], 5, found[0][3])
+    assert checked(case, code=1) == [*found, ("error", 12, 10, f"{pin}; --unpinned accepts it and records that")]
+    case.source({"a": words_of("BF16", 1, 2), "b": words_of("BF16", 1)}, config={"model_type": "y"})
+    text = case.recipe_path.read_text(encoding="utf-8").replace(", text_config: {size: 2, depth: 3}", "")
+    case.recipe_path.write_text(text.replace("format: FP32", "format: BF16"), encoding="utf-8")
+    assert checked(case, "--unpinned", "--strict", code=0) == [("note", 12, 10, pin)]
+
+
+def test_a_missing_input_is_told_once(case: Case) -> None:
+    case.source({"a": words_of("BF16", 1, 2)}, files={"tokenizer_config.json": b"{}"})
+    shortlist = "{shortlist: {counts: ranking, candidates: 2, take: 1, special: tokenizer_config.json}}"
+    case.recipe(entry("x", [2], "BF16", "a"), entry("y", [1], "I32", shortlist), more="inputs: {ranking: {}}\n")
+    assert checked(case, code=1) == [("error", 6, 19, "input ranking is not given; add --input ranking=PATH")]
+
+
+def test_what_the_base_says_is_told_in_the_base(case: Case) -> None:
+    case.source({"a": words_of("BF16", 1, 2)}, config={"model_type": "x"})
+    case.recipe(entry("x", [3], "BF16", "a"), sources="{base: {config: {model_type: y}}}")
+    Path("tune.yaml").write_text("schema: 1\nid: t\nextends: recipe.yaml\n", encoding="utf-8")
+    ran = run_cli("recipe", "check", "tune.yaml", "--source", "base")
+    assert ran.code == 1
+    assert ran.out == """\
+recipe.yaml:5:26: error: source base: config.json model_type: "x" found, "y" required
+    5 | sources: {base: {config: {model_type: y}}}
+      |                           ^~~~~~~~~~
+recipe.yaml:7:5: error: object x: base:a has shape [2], expected [3]
+    7 |   - {name: x, shape: [3], format: BF16, value: a}
+      |     ^
+tune.yaml: 1 object, 1 source: 2 errors
+""".replace("5:26", "5:27")
+
+
+def test_options_of_sources_need_one(case: Case) -> None:
+    case.recipe(entry("x", [3], "BF16", "a"))
+    for options in (("--unpinned",), ("--input", "a=b"), ("--prefix", "a=b")):
+        ran = run_cli("recipe", "check", "recipe.yaml", *options)
+        assert (ran.code, ran.out) == (2, "")
+        assert "--input, --prefix and --unpinned say how a source is read; add --source" in ran.err
+    ran = run_cli("recipe", "check", "recipe.yaml", "--source", "nowhere")
+    assert (ran.code, ran.out) == (1, "")
+    assert "nowhere" in ran.err
+
+
+def test_shipped_recipes_are_checked_against_miniatures_of_their_checkpoints(case: Case) -> None:
+    made = write_demo_checkpoint(Path("made"))
+    ran = run_cli("recipe", "check", "demo", *source_arguments(made, "base", "quantized"))
+    assert (ran.code, ran.err) == (0, "")
+    assert ran.out.endswith("evidence: none for 12 lossy objects: no problems, with the headers of its sources\n")

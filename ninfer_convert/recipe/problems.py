@@ -123,7 +123,11 @@ def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
     _comparisons_left.set(_comparisons_left.get() - len(compared))
     if _comparisons_left.get() < 0:
         return None
-    by_form = {_form(candidate): candidate for candidate in reversed(compared)}
+    by_form: dict[str, str] = {}
+    for candidate in compared:
+        other = by_form.setdefault(_form(candidate), candidate)
+        if other != candidate and _likeness(text, candidate) > _likeness(text, other):
+            by_form[_form(candidate)] = candidate
     form = _form(text)[:200]
     begun = [name for name in by_form if len(form) > 1 and name.startswith(form)]
     begins = [name for name in by_form if len(name) > 1 and form.startswith(name)]
@@ -133,6 +137,10 @@ def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
         return by_form[begun[0] if len(begun) == 1 else begins[0]]
     close = difflib.get_close_matches(form, by_form, n=1, cutoff=cutoff)
     return by_form[close[0]] if close else None
+
+
+def _likeness(text: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, text[:200], other[:200]).ratio()
 
 
 def _form(text: str) -> str:
