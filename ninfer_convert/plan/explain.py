@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ninfer_convert.errors import ConvertError, printable
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
@@ -41,9 +41,13 @@ from ninfer_convert.recipe.expression import (
     operands,
 )
 from ninfer_convert.recipe.model import Recipe, Requirement, ResourceSpec, TensorSpec
+from ninfer_convert.recipe.render import plain_number
 from ninfer_convert.source.checkpoint import Checkpoint
 
 Json = dict[str, Any]
+
+_Mode = Literal["value", "words", "header"]
+"""How a node is bound; `header` takes what a header says of a tensor, if there is one, and judges nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ class Explainer:
         numeric = FORMATS[spec.format]
         place = geometry(numeric, spec.shape)
         dtype = spec.format if spec.words else numeric.source_dtype if isinstance(numeric, DirectFormat) else None
-        step = self._step(spec.value, Facts(spec.shape, dtype), words=spec.words, scalar=False)
+        step = self._step(spec.value, Facts(spec.shape, dtype), "words" if spec.words else "value")
         found: Json = {
             "name": spec.name,
             "kind": "tensor",
@@ -125,22 +129,16 @@ class Explainer:
 
     # -- steps ----------------------------------------------------------------------------------------------
 
-    def _step(self, node: Expression, wanted: Facts, *, words: bool, scalar: bool) -> Step:
-        """Returns a node with what is known of it; `scalar` tells that a reciprocal is around it."""
+    def _step(self, node: Expression, wanted: Facts, mode: _Mode) -> Step:
+        """Returns a node with what is known of it."""
         inside = [
-            self._step(
-                operand,
-                expected,
-                words=words and not (isinstance(node, Gather) and operand is node.ids),
-                scalar=scalar or isinstance(node, Reciprocal),
-            )
-            for operand, expected in zip(operands(node), implied(node, wanted, self._stated), strict=True)
+            self._step(operand, expected, _mode_of(node, operand, mode))
+            for operand, expected in zip(operands(node), implied(node, wanted), strict=True)
         ]
-        bound, problem = self._bound(node, inside, words=words, scalar=scalar)
+        bound, problem = self._bound(node, inside, mode)
         if bound is None:
             below = result(node, [Facts(step.shape, step.dtype) for step in inside], self._stated)
-            shape = merged_shapes(below.shape, wanted.shape)
-            bound = Facts(shape, below.dtype or wanted.dtype)
+            bound = Facts(merged_shapes(below.shape, wanted.shape), below.dtype or wanted.dtype)
         return Step(step_text(node), node.mark, bound.shape, bound.dtype, problem, tuple(inside))
 
     def _stated(self, leaf: Tensor) -> str | None:
@@ -148,18 +146,17 @@ class Explainer:
         dtypes = self._recipe.sources[leaf.source].dtypes
         return dtypes[0] if len(dtypes) == 1 else None
 
-    def _bound(
-        self, node: Expression, inside: list[Step], *, words: bool, scalar: bool
-    ) -> tuple[Facts | None, str | None]:
+    def _bound(self, node: Expression, inside: list[Step], mode: _Mode) -> tuple[Facts | None, str | None]:
         """Returns what the headers say of a node, or why they do not fit; neither if an operand does not."""
         if self._binder is None or self._sources is None or any(True for step in inside for _ in _problems(step)):
             return None, None
-        if scalar:
-            # What is a multiplier may stand below a reciprocal, and nowhere else: it is no value to bind.
+        if mode == "header":
             info = self._sources[node.source].tensors.get(node.name) if isinstance(node, Tensor) else None
             return (None, None) if info is None else (Facts(info.shape, info.dtype), None)
+        if isinstance(node, Shortlist) and node.counts not in self._inputs:
+            return None, f"{node.mark}: input {node.counts} is not given; add --input {node.counts}=PATH"
         try:
-            if words:
+            if mode == "words":
                 found = self._binder.words(node)
                 return Facts(found.shape, found.format), None
             value = self._binder.value(node)
@@ -183,6 +180,13 @@ class Explainer:
                 if leaf.name in held[leaf].tensors
             ]
         yield from {(tensor.source, tensor.info.name): tensor for tensor in found}.values()
+
+
+def _mode_of(node: Expression, operand: Expression, mode: _Mode) -> _Mode:
+    """Returns how an operand is bound: multipliers are no values of their own, and one side of tied may be missing."""
+    if mode == "header" or isinstance(node, (Reciprocal, Tied)):
+        return "header"
+    return "value" if isinstance(node, Gather) and operand is node.ids else mode
 
 
 def step_text(node: Expression) -> str:
@@ -218,7 +222,7 @@ def requirement_text(requirement: Requirement) -> str:
     """Returns a rule as a recipe names it."""
     if requirement.low is None or requirement.high is None:
         return requirement.rule
-    return f"range [{requirement.low:g}, {requirement.high:g}]"
+    return f"range [{plain_number(requirement.low)}, {plain_number(requirement.high)}]"
 
 
 def _problems(step: Step) -> Iterator[str]:

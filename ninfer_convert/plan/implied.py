@@ -53,7 +53,7 @@ def merged_shapes(first: Shape, second: Shape) -> Shape:
     return tuple(b if a is None else a for a, b in zip(first, second, strict=True))
 
 
-def implied(node: Expression, wanted: Facts, stated: Stated) -> list[Facts]:
+def implied(node: Expression, wanted: Facts) -> list[Facts]:
     """Returns what a node, if it is to yield what is wanted, demands of each operand."""
     shape, dtype = wanted
     match node:
@@ -72,8 +72,8 @@ def implied(node: Expression, wanted: Facts, stated: Stated) -> list[Facts]:
             turned = [shape[node.axes.index(axis)] for axis in range(len(node.axes))]
             return [Facts(tuple(turned), dtype)]
         case Concat():
-            known = [_stated_facts(operand, stated).shape for operand in node.of]
-            return [Facts(_part(node, shape, known, i), dtype) for i in range(len(node.of))]
+            sizes = [_stated_size(operand, node.axis) for operand in node.of]
+            return [Facts(_part(node, shape, sizes, i), dtype) for i in range(len(node.of))]
         case Cast():
             return [Facts(shape, None)]
         case Gather():
@@ -119,10 +119,6 @@ def result(node: Expression, of: Sequence[Facts], stated: Stated) -> Facts:
             return Facts(shape, _first(of))
 
 
-def _stated_facts(node: Expression, stated: Stated) -> Facts:
-    return result(node, [_stated_facts(operand, stated) for operand in operands(node)], stated)
-
-
 def _first(of: Sequence[Facts]) -> str | None:
     return next((facts.dtype for facts in of if facts.dtype is not None), None)
 
@@ -133,13 +129,38 @@ def _with_axis(shape: Shape, axis: int, size: int | None) -> Shape:
     return (*shape[:axis], size, *shape[axis + 1 :])
 
 
-def _part(node: Concat, shape: Shape, known: Sequence[Shape], place: int) -> Shape:
-    """Returns the shape of one part of a concat: beside the others, if their sizes along its axis are known."""
-    others = [_size(part, node.axis) for i, part in enumerate(known) if i != place]
-    whole = _size(shape, node.axis)
-    sizes = [size for size in others if size is not None]
-    rest = None if whole is None or len(sizes) < len(others) else whole - sum(sizes)
-    return merged_shapes(known[place], _with_axis(shape, node.axis, rest))
+def _part(node: Concat, shape: Shape, sizes: Sequence[int | None], place: int) -> Shape:
+    """Returns the shape of one part of a concat; along its axis it is what the others, if they are known, leave."""
+    size, whole = sizes[place], _size(shape, node.axis)
+    others = [other for i, other in enumerate(sizes) if i != place and other is not None]
+    if size is None and whole is not None and len(others) == len(sizes) - 1:
+        size = whole - sum(others)
+    return _with_axis(shape, node.axis, size)
+
+
+def _stated_size(node: Expression, axis: int) -> int | None:
+    """Returns the size of one axis of a node, where the node or an operand states it."""
+    match node:
+        case Shortlist():
+            return node.take if axis == 0 else None
+        case Slice() if node.axis == axis:
+            return node.end - node.begin
+        case Reshape():
+            return _size(node.to, axis)
+        case Transpose():
+            return _stated_size(node.of, node.axes[axis]) if axis < len(node.axes) else None
+        case BlockRows() if axis == 0:
+            rows = _stated_size(node.of, 0)
+            return None if rows is None else rows // node.block * (node.end - node.begin)
+        case Concat() if node.axis == axis:
+            sizes = [_stated_size(operand, axis) for operand in node.of]
+            present = [size for size in sizes if size is not None]
+            return sum(present) if len(present) == len(sizes) else None
+        case Gather():
+            return _stated_size(node.of if axis else node.ids, axis)
+        case _:
+            found = (_stated_size(operand, axis) for operand in operands(node))
+            return next((size for size in found if size is not None), None)
 
 
 def _joined(axis: int, shapes: Sequence[Shape]) -> Shape:

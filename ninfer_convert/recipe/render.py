@@ -87,11 +87,6 @@ def expanded(recipe: Recipe) -> Json:
     return document
 
 
-def expression_document(expression: Expression, default: str) -> Any:
-    """Returns an expression as a recipe spells it; `default` is the source of a tensor named without one."""
-    return _expression(expression, default)
-
-
 def recipe_text(document: Json) -> str:
     """Returns the YAML text of a document, its sections apart, each entry on one line where it fits."""
     lines: list[str] = []
@@ -110,6 +105,11 @@ def beyond_limits(document: Json, text: str) -> str | None:
     if nodes > MAX_NODES:
         return f"{nodes:,} nodes; a recipe file has at most {MAX_NODES:,}"
     return f"nested {depth} deep; a recipe file is at most {MAX_DEPTH} deep" if depth > MAX_DEPTH else None
+
+
+def plain_number(value: float) -> int | float:
+    """Returns a number as people write it: without a fraction where it has none."""
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def _text(text: str) -> str:
@@ -176,11 +176,7 @@ def _tensor(spec: TensorSpec, default: str) -> Json:
 def _rule(requirement: Requirement) -> str | Json:
     if requirement.low is None or requirement.high is None:
         return requirement.rule
-    return {"range": [_number(requirement.low), _number(requirement.high)]}
-
-
-def _number(value: float) -> int | float:
-    return int(value) if value.is_integer() and abs(value) < 2**53 else value
+    return {"range": [plain_number(requirement.low), plain_number(requirement.high)]}
 
 
 def _resource(spec: ResourceSpec, default: str) -> Json:
