@@ -26,8 +26,9 @@ from test_hub import COMMIT, write_model, write_recipe
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.run import finalize as finalizing
 from ninfer_convert.run.cuts import Share, cut, stored_ranges
+from ninfer_convert.run.share_file import ShareFile
 from ninfer_convert.run.share_journal import ShareJournal, read_share_journal
-from ninfer_convert.run.shares import ShareFile, prepare, run_share
+from ninfer_convert.run.shares import prepare, run_share
 
 
 class Shared:

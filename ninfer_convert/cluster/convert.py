@@ -27,8 +27,9 @@ from ninfer_convert.run.cuts import Share, cut, stored_ranges
 from ninfer_convert.run.finalize import finalize, remove_journals
 from ninfer_convert.run.journal import journal_path
 from ninfer_convert.run.own_files import OPEN_FLAGS, is_at
+from ninfer_convert.run.share_file import ShareFile
 from ninfer_convert.run.share_journal import share_journals
-from ninfer_convert.run.shares import ShareFile, part_path, prepare
+from ninfer_convert.run.shares import part_path, prepare
 from ninfer_convert.run.writer import NO_LOCKS, PartFile
 
 SHARES_PER_WORKER = 4
