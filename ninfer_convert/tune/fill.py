@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 MAX_ROUNDS = 400
-MAX_MOVES = 4_000_000
+MAX_MOVES = 1_000_000
 """Moves that are looked at in all rounds of filling together, which bounds its time for very many objects."""
 
 Choices = Sequence[tuple[int, float]]

@@ -40,12 +40,12 @@ def fold(wanted: Sequence[str], names: Collection[str]) -> list[str]:
     found = []
     for literals, rows in groups.items():
         meant = {_joined(literals, row) for row in rows}
-        starred = [_glob(literals, row) for row in _patterns(rows, universe[literals])]
-        if all(_matches(glob, names) <= meant for glob in starred):
-            found += starred
-        else:
-            # Another object lies where a star would reach.
-            found += [_glob(literals, row) for row in _patterns(rows, None)]
+        patterns = list(_patterns(rows, universe[literals]))
+        starred = [_glob(literals, row) for row in patterns if "*" in row]
+        if not all(_matches(glob, names) <= meant for glob in starred):
+            # Another object lies where a star would reach; classes of digits reach no further than they say.
+            patterns = list(_patterns(rows, None))
+        found += [_glob(literals, row) for row in patterns]
     return found
 
 

@@ -128,11 +128,11 @@ def _entries(proposal: Proposal, recipe: Recipe) -> list[str]:
                 encoder = "".join(f", encoder: {encoder}" for encoder in FORMATS[wanted].encoders[:1])
                 lines.append(f"  - {{objects: {_quoted(glob)}, format: {wanted}{encoder}}}")
                 globs += 1
-    if globs * len(names) > MAX_MATCHES:
-        raise UsageError(
-            f"the choice takes {globs} globs over {len(names)} objects, and a recipe may look at {MAX_MATCHES} "
-            "names; tune fewer objects (--objects, --keep) or allow fewer formats (--formats)"
-        )
+            if globs * len(names) > MAX_MATCHES:
+                raise UsageError(
+                    f"the choice takes {globs} or more globs over {len(names)} objects, and a recipe may look at "
+                    f"{MAX_MATCHES} names; tune fewer objects (--objects, --keep) or allow fewer formats (--formats)"
+                )
     return lines
 
 
