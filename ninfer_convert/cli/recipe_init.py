@@ -63,7 +63,7 @@ def init(
         return
     write_file(output, draft.text.encode())
     origin = f"extends {draft.extends}" if draft.extends else "tells everything itself"
-    say(f"wrote {printable(str(output))}: {draft.objects} objects; {origin}", err=True)
+    say(f"wrote {printable(str(output))}: {draft.objects} objects; {origin}")
 
 
 def _named(places: tuple[str, ...]) -> dict[str, str]:

@@ -166,12 +166,12 @@ def _nvfp4(held: Mapping[str, TensorInfo], fields: tuple[str, str, str], before:
         return f"not NVFP4: .{missing[0]} is missing"
     codes, scales, divisor = (held[field] for field in fields)
     if codes.dtype != "U8" or len(codes.shape) != 2:
-        return f"not NVFP4: .{fields[0]} is {codes.dtype} {list(codes.shape)}, U8 [N, K/2] is"
+        return f"not NVFP4: .{fields[0]} is {codes.dtype} {list(codes.shape)}; required is U8 [N, K/2]"
     shape = codes.shape[0], codes.shape[1] * 2
     if scales.dtype != "F8_E4M3" or scales.shape != (shape[0], shape[1] // NVFP4_GROUP):
-        return f"not NVFP4: .{fields[1]} is {scales.dtype} {list(scales.shape)}, one F8_E4M3 for 16 codes is"
+        return f"not NVFP4: .{fields[1]} is {scales.dtype} {list(scales.shape)}; required is one F8_E4M3 for 16 codes"
     if divisor.dtype != "F32" or math.prod(divisor.shape) != 1:
-        return f"not NVFP4: .{fields[2]} is {divisor.dtype} {list(divisor.shape)}, F32 [1] is"
+        return f"not NVFP4: .{fields[2]} is {divisor.dtype} {list(divisor.shape)}; required is F32 [1]"
     if reason := _layout_problem(NVFP4, shape):
         return reason
     return _Words(NVFP4, shape, fields, before, "}" if before else "")

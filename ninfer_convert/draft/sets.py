@@ -6,11 +6,14 @@ Source: recipe.md, duty 3.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ninfer_convert.draft.folding import Loop, Node, Parts, is_index
 
 Members = tuple[int, ...]
+
+MAX_LISTED = 4
+"""Members that are as easily read as the name of another set."""
 
 _PLURALS = {"h": "layers", "layer": "layers", "block": "blocks", "expert": "experts"}
 _WORD = re.compile("[^A-Za-z0-9_]+")
@@ -28,11 +31,13 @@ class Sets:
         self._names: dict[tuple[Parts, Members], str] = {}
         self._wholes: dict[Parts, Members] = {}
 
-    def stack(self, path: Parts, members: Members) -> str:
-        """Returns the name of a whole stack, given by the parts of its name with `#` for indices."""
-        name = self._named(path, members, [self._stacks[path]])
-        self._wholes.setdefault(path, members)
-        return name
+    def stack(self, path: Parts, members: Members, hints: Sequence[str]) -> str:
+        """Returns the name of the members of a stack, given by the parts of its name with `#` for indices.
+
+        What is met first is the whole; less or more of it, elsewhere, is named like a part.
+        """
+        whole = self._wholes.setdefault(path, members)
+        return self._named(path, members, [self._stacks[path]]) if members == whole else self.part(path, members, hints)
 
     def part(self, path: Parts, members: Members, hints: Sequence[str]) -> str:
         """Returns the name of some members of a stack: the first hint that is not another set's."""
@@ -47,7 +52,15 @@ class Sets:
 
     def lines(self) -> list[str]:
         """Returns the definitions, one on a line."""
-        return [f"  {name}: {self._definition(*key)}" for key, name in self._names.items()]
+        texts: dict[tuple[Parts, Members], str] = {}
+        for key in self._names:
+            if (text := _direct(key[1])) or self._wholes[key[0]] == key[1]:
+                texts[key] = text or str(list(key[1]))
+        # A set refers to sets that are defined without it, so that none is made of itself.
+        for key in self._names:
+            if key not in texts:
+                texts[key] = self._difference(*key, texts)
+        return [f"  {name}: {texts[key]}" for key, name in self._names.items()]
 
     def _named(self, path: Parts, members: Members, hints: Sequence[str]) -> str:
         if (path, members) not in self._names:
@@ -57,17 +70,22 @@ class Sets:
             self._names[path, members] = next(word for word in words if word not in known)
         return self._names[path, members]
 
-    def _definition(self, path: Parts, members: Members) -> str:
-        if text := _progression(members):
-            return text
-        whole = self._wholes.get(path, members)
-        others = tuple(sorted(set(whole) - set(members)))
-        if whole == members or not set(members) <= set(whole):
-            return str(list(members))
-        if _progression(others) or len(others) < len(members):
-            excepted = self._names.get((path, others)) or _progression(others) or str(list(others))
-            return f"{{all: {self._names[path, whole]}, except: {excepted}}}"
-        return str(list(members))
+    def _difference(self, path: Parts, members: Members, known: Collection[tuple[Parts, Members]]) -> str:
+        """Returns the shortest definition as a set without another one; the list of members where that is shorter."""
+        best, shortest = str(list(members)), len(members)
+        for owner, whole in [key for key in known if key[0] == path and set(members) < set(key[1])]:
+            others = tuple(member for member in whole if member not in members)
+            excepted = self._names.get((owner, others)) if (owner, others) in known else _direct(others)
+            cost = 1 if excepted else len(others)
+            if cost < shortest:
+                best = f"{{all: {self._names[owner, whole]}, except: {excepted or list(others)}}}"
+                shortest = cost
+        return best
+
+
+def _direct(members: Members) -> str:
+    """Returns the definition of a set that needs no other one: a few members, or integers in equal steps."""
+    return _progression(members) or (str(list(members)) if len(members) <= MAX_LISTED else "")
 
 
 def _progression(members: Members) -> str:

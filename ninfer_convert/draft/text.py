@@ -104,7 +104,7 @@ class Writer:
     def _loop(self, loop: Loop, place: _Round) -> list[str]:
         path = (*place.path, *loop.path)
         key = skeleton(_plain(path))
-        name = self.sets.stack(key, loop.members)
+        name = self.sets.stack(key, loop.members, _hints(loop, loop.blocks[0]))
         variable = self.sets.variable(key, place.variables)
         inner = _Round((*path, f"<{variable}>"), (*place.variables, variable), place.indent + 4)
         lines = [f"{' ' * place.indent}- for: {{{variable}: {name}}}", f"{' ' * place.indent}  {self.body}:"]
