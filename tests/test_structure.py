@@ -47,6 +47,7 @@ ROWS = [
     "source.names",
     "source.quantization",
     "source.files",
+    "source.index_check",
     "source.hub",
     "source.checkpoint",
     "source.remote",

@@ -7,7 +7,7 @@ plain: a file system that cannot map files, or cuts one short, ends in an except
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
@@ -20,7 +20,6 @@ from ninfer_convert.errors import SourceError, printable
 from ninfer_convert.source.files import (
     CONFIG,
     MAX_CONFIG_BYTES,
-    Index,
     Location,
     beside,
     blob_digest,
@@ -29,6 +28,7 @@ from ninfer_convert.source.files import (
     summarize,
 )
 from ninfer_convert.source.header import DTYPE_BITS, Header, parse_header, shown
+from ninfer_convert.source.index_check import check_listed
 from ninfer_convert.source.io import (
     OpenFiles,
     Stamp,
@@ -43,7 +43,7 @@ from ninfer_convert.source.io import (
 )
 from ninfer_convert.source.names import nearest, rename, unmerged_adapter
 from ninfer_convert.source.quantization import foreign_quantization
-from ninfer_convert.strict_json import kind_of, load_object
+from ninfer_convert.strict_json import load_object
 
 __all__ = ["DTYPE_BITS", "Checkpoint", "FileInfo", "TensorInfo", "open_checkpoint"]
 
@@ -314,21 +314,6 @@ def open_checkpoint(
     return Checkpoint(text, name, place, tensors, absent, files, config, listed, applied, origin)
 
 
-def check_listed(place: Location, headers: Mapping[str, Header], groups: list[Sequence[str]]) -> list[str]:
-    """Compares headers with the index; returns warnings.
-
-    Raises:
-        SourceError: everything that is wrong, the problems in `groups` first.
-    """
-    warnings = list(place.warnings)
-    if place.index:
-        groups = [*groups, _disagreements(place, place.index, headers)]
-        warnings.extend(_size_warnings(place.index, headers))
-    if problems := summarize(groups):
-        raise SourceError(*problems)
-    return warnings
-
-
 def _read_header(file: str, place: Location, origin: Origin | None) -> tuple[FileInfo, Header]:
     path = place.path(file)
     sha256 = origin.digests.get(file) if origin else None
@@ -351,39 +336,6 @@ def _load_config(place: Location) -> Mapping[str, Any] | None:
     if not os.path.lexists(path):
         return None
     return load_object(read_beside(place, CONFIG, MAX_CONFIG_BYTES), printable(path), lenient=True)
-
-
-def _disagreements(place: Location, index: Index, headers: Mapping[str, Header]) -> list[str]:
-    holders: dict[str, str] = {}
-    for file, header in headers.items():
-        for entry in header.entries:
-            holders.setdefault(entry.name, file)
-    where, problems = printable(index.path), []
-    for file, header in headers.items():
-        held, listed = {entry.name for entry in header.entries}, set(index.shards[file])
-        for name in index.shards[file]:
-            if name not in held:
-                instead = f"; it is in {printable(holders[name])}" if name in holders else ""
-                problems.append(
-                    f"{where}: lists tensor {shown(name)} in shard {printable(file)}, whose header lacks it{instead}"
-                )
-        problems.extend(
-            f"{printable(place.path(file))}: shard holds tensor {shown(entry.name)},"
-            f" which {where} does not list for it"
-            for entry in header.entries
-            if entry.name not in listed
-        )
-    return problems
-
-
-def _size_warnings(index: Index, headers: Mapping[str, Header]) -> Iterable[str]:
-    if index.total_size is None or len(headers) < len(index.shards):
-        return
-    held = sum(entry.nbytes for header in headers.values() for entry in header.entries)
-    if isinstance(index.total_size, bool) or not isinstance(index.total_size, (int, float)):
-        yield f"{printable(index.path)}: total_size is {kind_of(index.total_size)}; the shards hold {held} bytes"
-    elif index.total_size != held:
-        yield f"{printable(index.path)}: total_size is {index.total_size}; the shards hold {held} bytes"
 
 
 def name_tensors(

@@ -21,10 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_convert.errors import ConvertError, OutputError, SourceError, printable
-from ninfer_convert.source.checkpoint import Checkpoint, FileInfo, Origin, TensorInfo, check_listed, name_tensors
+from ninfer_convert.source.checkpoint import Checkpoint, FileInfo, Origin, TensorInfo, name_tensors
 from ninfer_convert.source.files import CONFIG, MAX_RESOURCE_BYTES, HubEntry, Location, beside, locate_listed
 from ninfer_convert.source.header import Header, is_lfs_pointer, lfs_message, parse_header
 from ninfer_convert.source.hub import Repository
+from ninfer_convert.source.index_check import check_listed
 from ninfer_convert.source.io import read_into
 from ninfer_convert.strict_json import load_object
 
