@@ -34,7 +34,7 @@ COUNTED = (
 
 LOADED = (
     *("ninfer_convert.cli.convert", "ninfer_convert.cli.recipes", "ninfer_convert.cli.shares"),
-    *("ninfer_convert.encode.kernels", "ninfer_convert.plan.budget", "ninfer_convert.recipe.loader"),
+    *("ninfer_convert.encode.compiled", "ninfer_convert.plan.budget", "ninfer_convert.recipe.loader"),
     *("ninfer_convert.run.convert", "ninfer_convert.run.finalize", "ninfer_convert.run.shares"),
 )
 

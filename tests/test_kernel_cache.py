@@ -8,13 +8,12 @@ import textwrap
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 
 from ninfer_convert import __version__
-from ninfer_convert.encode import kernel_cache
-from ninfer_convert.encode.kernel_cache import KernelCache
+from ninfer_convert.encode import compiled, kernel_cache
+from ninfer_convert.encode.compiled import Kernel
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,11 +66,15 @@ def test_a_relative_user_cache_directory_is_not_followed(places, monkeypatch):
 
 
 def test_the_name_of_the_directory_follows_the_source_of_the_kernels(monkeypatch, tmp_path):
-    before = leaf()
-    (tmp_path / "kernels.py").write_text("changed")
+    names = {leaf()}
     monkeypatch.setattr(kernel_cache, "__file__", str(tmp_path / "kernel_cache.py"))
-    assert leaf() != before
+    for name in ("kernels.py", "interface.py"):
+        (tmp_path / name).write_text("changed")
+        names.add(leaf())
+    assert len(names) == 3
+    # Imported from an archive.
     (tmp_path / "kernels.py").unlink()
+    (tmp_path / "interface.py").unlink()
     assert leaf().startswith(f"kernels-{__version__}-")
 
 
@@ -124,38 +127,49 @@ def entries(tmp_path, monkeypatch):
     return tmp_path
 
 
-def add_one(words):
-    for i in range(words.size):
-        words[i] += np.uint8(1)
+@pytest.fixture
+def compilations(monkeypatch):
+    """Counts how often numba compiles."""
+    made = []
+    compile_anew = Kernel._compile
+    monkeypatch.setattr(Kernel, "_compile", lambda kernel: made.append(kernel.name) or compile_anew(kernel))
+    return made
 
 
-def compiled(function=add_one):
-    """Returns a dispatcher as a new process would have it."""
-    dispatcher = numba.njit(function)
-    dispatcher._cache = KernelCache(function)
-    return dispatcher
+def call():
+    """Uses a kernel as a new process would have it."""
+    out = np.zeros((2, 4), np.uint8), np.zeros((2, 2), np.uint8)
+    assert Kernel("copy_fp8_rows")(np.full((2, 4), 56, np.uint8), np.full(2, 0x3F80, np.uint16), *out) == -1
+    assert (out[0].tolist(), out[1].tolist()) == ([[56] * 4] * 2, [[0x80, 0x3F]] * 2)
 
 
-def call(dispatcher):
-    words = np.arange(100, dtype=np.uint8)
-    dispatcher(words)
-    assert words.tolist() == list(range(1, 101))
-    return sum(dispatcher.stats.cache_hits.values())
-
-
-def test_a_kept_kernel_is_loaded_by_the_next_process(entries):
-    assert call(compiled()) == 0
+def test_a_kept_kernel_is_loaded_by_the_next_process(entries, compilations):
+    call()
     (entry,) = entries.iterdir()
-    assert entry.name.startswith("add_one-")
+    assert entry.name.startswith("copy_fp8_rows-")
     assert stat.S_IMODE(entry.stat().st_mode) == 0o600
-    assert call(compiled()) == 1
+    call()
+    assert compilations == ["copy_fp8_rows"]
 
 
-def test_another_signature_has_an_entry_of_its_own(entries):
-    call(compiled())
-    compiled()(np.zeros(3, np.uint16))
+@pytest.mark.parametrize("name", ["_target", "_settings", "_numba_version"])
+def test_another_processor_setting_or_version_has_an_entry_of_its_own(entries, compilations, monkeypatch, name):
+    call()
+    with monkeypatch.context() as other:
+        other.setattr(compiled, name, lambda: "another")
+        call()
     assert len(list(entries.iterdir())) == 2
-    assert call(compiled()) == 1
+    call()
+    assert compilations == ["copy_fp8_rows"] * 2
+
+
+def test_the_settings_are_those_of_numba_but_not_its_directory(monkeypatch):
+    for name in [name for name in os.environ if name.startswith("NUMBA_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "/somewhere")
+    monkeypatch.setenv("NUMBA_OPT", "2")
+    monkeypatch.setenv("NUMBA_CPU_NAME", "generic")
+    assert compiled._settings() == [("NUMBA_CPU_NAME", "generic"), ("NUMBA_OPT", "2")]
 
 
 DAMAGE = {
@@ -165,59 +179,99 @@ DAMAGE = {
     "garbage": lambda content: bytes(range(256)) * 40,
     "one bit in the machine code": lambda content: content[:-200] + bytes([content[-200] ^ 1]) + content[-199:],
     "one bit in the digest": lambda content: bytes([content[0] ^ 1]) + content[1:],
-    "no pickle, but a right digest": lambda content: kernel_cache.hashlib.sha256(b"no pickle").digest() + b"no pickle",
-    "another pickle with a right digest": lambda content: kernel_cache.hashlib.sha256(b"N.").digest() + b"N.",
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_entry_is_compiled_again_and_mended(entries, damage):
-    call(compiled())
+def test_a_damaged_entry_is_compiled_again_and_mended(entries, compilations, damage):
+    call()
     (entry,) = entries.iterdir()
     entry.write_bytes(DAMAGE[damage](entry.read_bytes()))
-    assert call(compiled()) == 0
+    call()
     assert list(entries.iterdir()) == [entry]
-    assert call(compiled()) == 1
+    call()
+    assert len(compilations) == 2
 
 
-def test_an_entry_that_is_a_directory_or_a_link_is_left_alone(entries):
-    call(compiled())
+def test_an_entry_that_is_a_directory_or_a_link_is_left_alone(entries, compilations):
+    call()
     (entry,) = entries.iterdir()
     kept = entry.rename(entries / "kept")
     entry.symlink_to(kept)
-    assert call(compiled()) == 0
+    call()
     entry.unlink()
     entry.mkdir()
-    assert call(compiled()) == 0
+    call()
     assert entry.is_dir()
+    assert len(compilations) == 3
 
 
-def test_an_entry_of_another_user_is_not_loaded(entries, monkeypatch):
-    call(compiled())
+def test_an_entry_of_another_user_is_not_loaded(entries, compilations, monkeypatch):
+    call()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert call(compiled()) == 0
+    call()
+    assert len(compilations) == 2
 
 
-def test_a_full_disk_ends_nothing_and_leaves_nothing(entries, monkeypatch):
+def test_a_full_disk_ends_nothing_and_leaves_nothing(entries, compilations, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "replace", full)
-    assert call(compiled()) == 0
+    call()
     assert list(entries.iterdir()) == []
+    assert len(compilations) == 1
 
 
-def test_a_directory_that_vanishes_ends_nothing(entries):
+def test_a_directory_that_vanishes_ends_nothing(entries, compilations):
     entries.rmdir()
-    assert call(compiled()) == 0
+    call()
+    assert len(compilations) == 1
 
 
-def test_without_a_directory_kernels_are_compiled_and_nothing_is_kept(monkeypatch):
+def test_without_a_directory_kernels_are_compiled_and_nothing_is_kept(compilations, monkeypatch):
     monkeypatch.setattr(kernel_cache, "cache_directory", lambda: None)
-    dispatcher = compiled()
-    assert call(dispatcher) == 0
-    assert dispatcher.stats.cache_path is None
-    assert call(compiled()) == 0
+    call()
+    call()
+    assert len(compilations) == 2
+
+
+# The interface
+
+MODULE = """
+define i32 @kernel({arguments}) {{
+  ret i32 0
+}}
+declare void @llvm.assume(i1)
+declare ptr @{external}(ptr, i32, i64)
+"""
+ARRAY = ["ptr", "ptr", "i64", "i64", "ptr", "i64", "i64"]
+
+
+def require(arguments, external="memset", parameters=("int64", "float32", "uint8[::1]")):
+    module = compiled.llvm.parse_assembly(MODULE.format(arguments=", ".join(arguments), external=external))
+    compiled._require_interface(module, "kernel", parameters)
+
+
+def test_a_function_is_called_only_as_numba_has_compiled_it():
+    require(["ptr", "ptr", "i64", "float", *ARRAY])
+    require(["ptr", "ptr", "i64", "float", *ARRAY, "i64", "i64"], parameters=("int64", "float32", "uint8[:, ::1]"))
+    with pytest.raises(RuntimeError, match=r"numba \S+ passes arguments in another way: ptr, ptr, i64, double, ptr"):
+        require(["ptr", "ptr", "i64", "double", *ARRAY])
+    with pytest.raises(RuntimeError, match="passes arguments in another way"):
+        require(["ptr", "ptr", "i64", "float", *ARRAY, "i64"])
+
+
+def test_a_function_that_needs_more_than_memory_calls_is_refused():
+    with pytest.raises(RuntimeError, match=r"numba \S+ needs NRT_Allocate at run time"):
+        require(["ptr", "ptr", "i64", "float", *ARRAY], external="NRT_Allocate")
+
+
+def test_a_status_other_than_zero_ends_the_call(entries):
+    kernel = Kernel("copy_fp8_rows")
+    kernel._function = lambda *_: 1
+    with pytest.raises(RuntimeError, match="kernel copy_fp8_rows ended with status 1"):
+        kernel(np.zeros((2, 4), np.uint8))
 
 
 # Processes
@@ -251,7 +305,7 @@ def test_processes_that_start_together_share_one_empty_directory_and_survive_its
             for finished in pool.map(start, range(4)):
                 assert (finished.returncode, finished.stdout, finished.stderr) == (0, "", "")
         (entry,) = (tmp_path / leaf()).iterdir()
-        assert entry.suffix == ".nbc"
+        assert entry.suffix == ".kernel"
         content = entry.read_bytes()
         entry.write_bytes(content[: len(content) - 1000] + b"\0" * 1000)
     assert run(PACK, NUMBA_CACHE_DIR=str(tmp_path)).returncode == 0
@@ -263,8 +317,9 @@ def test_a_user_without_home_and_without_a_writable_directory_compiles_and_keeps
     script = f"""
         import os
         import numba, numpy as np
-        from ninfer_convert.encode import kernel_cache
+        from ninfer_convert.encode import compiled, kernel_cache, kernels
         from ninfer_convert.encode import words as pack
+        compiled._numba_version()
         numba.njit(lambda words: words[0])(np.zeros(1))
         if os.geteuid() == 0:
             os.setgid(65534)

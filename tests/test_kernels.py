@@ -12,19 +12,14 @@ import numpy as np
 import pytest
 from oracle import casts
 
-from ninfer_convert.encode import kernels
+from ninfer_convert.encode import compiled, interface, kernels
 from ninfer_convert.encode.rows import SOURCE_DTYPES, encode_rows
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import geometry
 
 ROOT = Path(__file__).parents[1]
 COMPILED = {name: value for name, value in vars(kernels).items() if hasattr(value, "targetoptions")}
-ENTRY_POINTS = {
-    "encode_grouped",
-    "encode_fp8_rows",
-    "copy_fp8_rows",
-    "swizzle_nvfp4_scales",
-}
+ENTRY_POINTS = set(interface.SIGNATURES)
 
 round_f16, round_e4m3, widen_f16 = kernels._round_to_f16, kernels._round_to_e4m3, kernels._f16_to_f32
 
@@ -104,18 +99,17 @@ def test_floating_point_is_neither_contracted_nor_reassociated():
         assert kernel.targetoptions["error_model"] == "numpy", name
 
 
-def test_warm_compiles_each_kernel_for_the_one_signature_that_is_used():
-    kernels.warm()
-    before = {name: list(COMPILED[name].signatures) for name in ENTRY_POINTS}
-    assert {name for name, signatures in before.items() if len(signatures) != 1} == set()
-    digests()
-    assert {name: list(COMPILED[name].signatures) for name in ENTRY_POINTS} == before
+def test_every_entry_point_has_a_kernel():
+    called = {value.name for value in vars(compiled).values() if isinstance(value, compiled.Kernel)}
+    assert called == ENTRY_POINTS
 
 
-def test_importing_compiles_nothing_and_touches_no_directory(tmp_path):
+def test_importing_compiles_nothing_loads_no_compiler_and_touches_no_directory(tmp_path):
     script = (
-        "from ninfer_convert.encode import kernels, rows, words\n"
-        "assert not any(getattr(kernel, 'signatures', []) for kernel in vars(kernels).values())\n"
+        "import sys\n"
+        "from ninfer_convert.encode import block_maker, compiled, rows, words\n"
+        "assert not any(isinstance(value, compiled.Kernel) and value._function for value in vars(compiled).values())\n"
+        "assert 'numba' not in sys.modules\n"
     )
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", script], check=True, env=environment)

@@ -1,9 +1,9 @@
 """Where compiled kernels are kept between runs, and how one is kept.
 
-Owns the choice of a directory and the integrity of what is read back from it: an entry is a pickle of machine
-code, so it is loaded only from a directory nobody else can write to, and only with its digest intact. A missing,
-damaged or unusable entry means that the kernel is compiled again; without a directory nothing is kept. Neither
-is an error. Refuses to know what the kernels do.
+Owns the choice of a directory and the integrity of what is read back from it: an entry is machine code, so it is
+loaded only from a directory nobody else can write to, and only with its digest intact. A missing or damaged entry
+means that the kernel is compiled again; without a directory nothing is kept. Neither is an error. Refuses to
+know what the kernels do.
 
 numba's own cache is not used: it settles its place when the decorator runs, unpickles damaged files, lets an
 error of the file system end the caller, and keeps an index that concurrent processes overwrite.
@@ -15,20 +15,14 @@ import contextlib
 import functools
 import hashlib
 import os
-import pickle
 import stat
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numba
-from numba.core.compiler import CompileResult
-from numba.core.serialize import dumps
 
 from ninfer_convert import __version__
 
+SUFFIX = ".kernel"
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -71,11 +65,11 @@ def _user_cache_directory() -> Path | None:
 
 
 def _source_digest() -> str:
-    try:
-        source = Path(__file__).with_name("kernels.py").read_bytes()
-    except OSError:  # imported from an archive: the version alone has to do
-        source = b""
-    return hashlib.sha256(source).hexdigest()[:16]
+    digest = hashlib.sha256()
+    for name in ("interface.py", "kernels.py"):
+        with contextlib.suppress(OSError):  # imported from an archive: the version alone has to do
+            digest.update(Path(__file__).with_name(name).read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def _is_usable(base: Path, *made: Path) -> bool:
@@ -108,50 +102,22 @@ def _is_private(directory: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not is_writable
 
 
-class KernelCache:
-    """Keeps the compiled forms of one kernel; stands in a numba dispatcher in the place of numba's own cache.
+def load_entry(name: str) -> bytes | None:
+    """Returns what was kept under a name, or None if there is nothing that can be trusted."""
+    directory = cache_directory()
+    return None if directory is None else _read_entry(directory / (name + SUFFIX))
 
-    One file per signature, processor and version, written beside its final name and renamed, so that processes
-    that start together, or on unlike machines with one home directory, cannot mix their entries.
+
+def save_entry(name: str, content: bytes) -> None:
+    """Keeps content under a name, if that is possible.
+
+    It is written beside its final name and renamed, so that processes that start together, or on unlike machines
+    with one home directory, cannot mix their entries.
     """
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._name = function.__name__
-
-    @property
-    def cache_path(self) -> str | None:
-        """The directory, under the name by which numba reports it."""
-        directory = cache_directory()
-        return None if directory is None else str(directory)
-
-    def _entry(self, signature: Any, codegen: Any) -> Path | None:
-        directory = cache_directory()
-        if directory is None:
-            return None
-        versions = (numba.__version__, sys.implementation.cache_tag, sys.abiflags)
-        key = repr((versions, str(signature), codegen.magic_tuple()))
-        return directory / f"{self._name}-{hashlib.sha256(key.encode()).hexdigest()[:32]}.nbc"
-
-    def load_overload(self, signature: Any, target_context: Any) -> Any:
-        """Returns the kept compile result, or None if there is none that can be trusted."""
-        target_context.refresh()
-        entry = self._entry(signature, target_context.codegen())
-        payload = None if entry is None else _read_entry(entry)
-        if payload is None:
-            return None
-        try:
-            return CompileResult._rebuild(target_context, *pickle.loads(payload))  # type: ignore[no-untyped-call]
-        except Exception:  # whatever another build of numba left here, compiling anew is the answer
-            return None
-
-    def save_overload(self, signature: Any, result: Any) -> None:
-        """Keeps a compile result, if that is possible."""
-        entry = self._entry(signature, result.codegen)
-        if entry is None or result.lifted or result.library.has_dynamic_globals:
-            return
-        payload = dumps(result._reduce())  # type: ignore[no-untyped-call]
+    directory = cache_directory()
+    if directory is not None:
         with contextlib.suppress(OSError):  # a full disk must not end a conversion
-            _write_entry(entry, payload)
+            _write_entry(directory / (name + SUFFIX), content)
 
 
 def _read_entry(entry: Path) -> bytes | None:

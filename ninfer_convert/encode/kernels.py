@@ -1,8 +1,9 @@
-"""The compiled loops over words: group and row encoders, packing, swizzle, scans.
+"""The loops over words that are compiled: group and row encoders, their loss, packing, swizzle, scans.
 
-Owns arithmetic and bit order. Trusts its inputs: `encode` and `pack` check shapes, dtypes and contiguity before
+Owns arithmetic and bit order. Trusts its inputs: `rows` and `words` check shapes, dtypes and contiguity before
 they call. Serial and without the interpreter lock; a block of rows is the unit of work, so any thread may run
-any block. Input arrays are read-only views, so that every kernel is compiled for one signature only.
+any block. Only `compiled` imports this module, when a kernel is to be compiled: the four entry points allocate
+nothing and call nothing outside of themselves, so that their machine code runs without numba.
 
 numba has no half-precision type, hence words in and words out; source words come as bytes, so that one kernel
 serves every source dtype. Every literal that meets a float is a float32, because a bare one would widen the
@@ -21,23 +22,27 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from ninfer_convert.encode.kernel_cache import KernelCache
-
-BF16: int = 0
-F16: int = 1
-F32: int = 2
-"""The source dtypes."""
-
-_SEGMENT = 2560
-"""Columns handled at a time: codes, maxima and the source words of one segment stay in the first-level cache.
-A multiple of 128, so that no group straddles two segments."""
+from ninfer_convert.encode.interface import (
+    BF16,
+    CLIPPED_GROUPS,
+    F16,
+    F32,
+    LANES,
+    LARGEST,
+    LARGEST_AT,
+    LIMB_UNIT,
+    NOISE,
+    SEGMENT,
+    SIGNAL,
+    ZERO_GROUPS,
+)
 
 _F16_MAGNITUDE = np.uint16(0x7FFF)
 """Everything but the sign, of a BF16 word too."""
 _F32_MAGNITUDE, _F32_INFINITY = np.uint32(0x7FFFFFFF), np.uint32(0x7F800000)
 _F16_MIN_NORMAL, _F16_INFINITY = np.uint32(0x0400), np.uint32(0x7C00)
 _F16_STEP, _F16_REBIAS = np.float32(2.0**-24), np.uint32((127 - 15) << 23)
-_ZERO, _ONE = np.float32(0), np.float32(1)
+_ZERO, _HALF, _ONE = np.float32(0), np.float32(0.5), np.float32(1)
 
 _INTEGER_ANCHOR = np.float32(1.5 * 2.0**23)
 """Adding it rounds a small float32 to an integer, ties to even, and leaves that integer in the low bits."""
@@ -49,6 +54,11 @@ _E4M3_ANCHOR, _E4M3_ANCHOR_WORD = np.float32(2.0**14), np.uint32(0x46800000)
 """A float32 whose last place is 2^-9, the E4M3FN subnormal step."""
 
 _E4M3_MAX, _E4M3_MIN_NORMAL_WORD = np.float32(448), np.uint32(0x3C800000)
+_E4M3_STEP, _E4M3_CLIPPED_ABOVE = np.float32(2.0**-9), np.float32(464)
+"""From above 464 on, E4M3FN, if it went on, would round to more than its largest value."""
+
+_TINY_WORD = np.uint32((127 - 40) << 23)
+"""Squares of values below 2^-40 may be too small for binary32."""
 
 Array = npt.NDArray[Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -60,10 +70,9 @@ def _inner(function: Function) -> Function:
 
 
 def _kernel(function: Function) -> Function:
-    """Compiles a function on its first call, or loads it from the kernel cache."""
-    compiled: Any = njit(nogil=True, error_model="numpy")(function)
-    compiled._cache = KernelCache(function)
-    return cast(Function, compiled)
+    """Marks an entry point, which `compiled` has compiled for one signature and calls through its C interface."""
+    options: Any = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return cast(Function, njit(nogil=True, error_model="numpy", **options)(function))
 
 
 # Words to binary32 words
@@ -91,6 +100,11 @@ def _f16_to_f32(word: np.uint16) -> np.uint32:
 @_inner
 def _bf16_to_f32(word: np.uint16) -> np.uint32:
     return np.uint32(np.uint32(word) << np.uint32(16))
+
+
+@_inner
+def _f32_to_f32(word: np.uint32) -> np.uint32:
+    return word
 
 
 @_inner
@@ -146,12 +160,12 @@ def _largest(words: Array, mask: Any) -> np.uint32:
 @_inner
 def _group_maxima(words: Array, mask: Any, group: int, maxima: Array) -> None:
     whole = words.size // group
-    # Two indexes instead of slices: short groups then cost less.
-    grouped = words[: whole * group].reshape((whole, group))
     for g in range(whole):
         largest = np.uint32(0)
+        begin = np.uint64(g * group)
+        # Indexes instead of slices: short groups then cost less. Signed ones could count from the end.
         for i in range(group):
-            largest = max(largest, np.uint32(grouped[g, i] & mask))
+            largest = max(largest, np.uint32(words[begin + np.uint64(i)] & mask))
         maxima[g] = largest
     if whole * group < words.size:
         maxima[whole] = _largest(words[whole * group :], mask)
@@ -202,49 +216,50 @@ def _group_scales(maxima: Array, code_max: np.float32, scales: Array, inverses: 
     return largest
 
 
-@_inner
-def _code(value: np.float32, inverse: np.float32, code_min: np.float32, code_max: np.float32) -> np.uint8:
-    scaled = np.float32(value * inverse)
-    # The bounds are integers, so clamping before the rounding gives what clamping after it gives.
-    scaled = scaled if scaled > code_min else code_min
-    scaled = scaled if scaled < code_max else code_max
-    return np.uint8(np.float32(scaled + _INTEGER_ANCHOR).view(np.uint32))
+def _coder(to_f32: Callable[[Any], np.uint32], has_errors: bool) -> Any:
+    """Returns the function that makes the codes of a segment, and their errors or not, for one source dtype."""
+
+    @_inner
+    def make(
+        words: Array,
+        group: int,
+        scales: Array,
+        inverses: Array,
+        code_min: np.float32,
+        code_max: np.float32,
+        codes: Array,
+        errors: Array,
+    ) -> None:
+        for g in range(inverses.size):
+            source = words[g * group : min(words.size, (g + 1) * group)]
+            target = codes[g * group : min(words.size, (g + 1) * group)]
+            own = errors[g * group : min(words.size, (g + 1) * group)]
+            inverse, scale = inverses[g], _as_f32(_finite_f16_to_f32(np.uint16(scales[g])))
+            for i in range(source.size):
+                value = _as_f32(to_f32(source[i]))
+                scaled = np.float32(value * inverse)
+                # The bounds are integers, so clamping before the rounding gives what clamping after it gives.
+                scaled = scaled if scaled > code_min else code_min
+                scaled = scaled if scaled < code_max else code_max
+                anchored = np.float32(scaled + _INTEGER_ANCHOR)
+                target[i] = np.uint8(anchored.view(np.uint32))
+                if has_errors:
+                    # The product is exact: code and scale are short.
+                    own[i] = np.float32(value - np.float32(np.float32(anchored - _INTEGER_ANCHOR) * scale))
+
+    return make
 
 
-@_inner
-def _codes_bf16(
-    words: Array, group: int, inverses: Array, code_min: np.float32, code_max: np.float32, codes: Array
-) -> None:
-    for g in range(inverses.size):
-        source = words[g * group : min(words.size, (g + 1) * group)]
-        target = codes[g * group : min(words.size, (g + 1) * group)]
-        inverse = inverses[g]
-        for i in range(source.size):
-            target[i] = _code(_as_f32(_bf16_to_f32(source[i])), inverse, code_min, code_max)
-
-
-@_inner
-def _codes_f16(
-    words: Array, group: int, inverses: Array, code_min: np.float32, code_max: np.float32, codes: Array
-) -> None:
-    for g in range(inverses.size):
-        source = words[g * group : min(words.size, (g + 1) * group)]
-        target = codes[g * group : min(words.size, (g + 1) * group)]
-        inverse = inverses[g]
-        for i in range(source.size):
-            target[i] = _code(_as_f32(_finite_f16_to_f32(source[i])), inverse, code_min, code_max)
-
-
-@_inner
-def _codes_f32(
-    words: Array, group: int, inverses: Array, code_min: np.float32, code_max: np.float32, codes: Array
-) -> None:
-    for g in range(inverses.size):
-        source = words[g * group : min(words.size, (g + 1) * group)]
-        target = codes[g * group : min(words.size, (g + 1) * group)]
-        inverse = inverses[g]
-        for i in range(source.size):
-            target[i] = _code(_as_f32(source[i]), inverse, code_min, code_max)
+_codes_bf16, _codes_f16, _codes_f32 = (
+    _coder(_bf16_to_f32, False),
+    _coder(_finite_f16_to_f32, False),
+    _coder(_f32_to_f32, False),
+)
+_codes_and_errors_bf16, _codes_and_errors_f16, _codes_and_errors_f32 = (
+    _coder(_bf16_to_f32, True),
+    _coder(_finite_f16_to_f32, True),
+    _coder(_f32_to_f32, True),
+)
 
 
 @_inner
@@ -275,6 +290,144 @@ def _pack_bits_4_and_5(codes: Array, high: Array) -> None:
         high[j] = np.uint8(pairs | (pairs >> np.uint32(12)))
 
 
+# Loss
+
+
+@_inner
+def _add_exactly(value: np.float64, sums: Array) -> None:
+    """Adds a value >= 0 to limbs; those carry nothing over, so that the order of additions does not matter."""
+    word = np.float64(value).view(np.uint64)
+    position = np.int64(word >> np.uint64(52)) - 1075 - LIMB_UNIT
+    if position < 0:
+        return
+    mantissa = np.uint64((word & np.uint64(0xFFFFFFFFFFFFF)) | np.uint64(1 << 52))
+    limb, shift = position // 32, np.uint64(position % 32)
+    low = np.uint64(np.uint64(mantissa & np.uint64(0xFFFFFFFF)) << shift)
+    high = np.uint64(np.uint64(mantissa >> np.uint64(32)) << shift)
+    sums[limb] += np.int64(low & np.uint64(0xFFFFFFFF))
+    sums[limb + 1] += np.int64(low >> np.uint64(32)) + np.int64(high & np.uint64(0xFFFFFFFF))
+    sums[limb + 2] += np.int64(high >> np.uint64(32))
+
+
+@_inner
+def _folded(lanes: Array) -> Any:
+    """Returns the sum of the lanes, always in the same order; leaves them zero."""
+    half = LANES // 2
+    while half >= 8:
+        for i in range(half):
+            lanes[i] += lanes[i + half]
+        half //= 2
+    total: Any = np.float64(0)
+    for i in range(8):
+        total += np.float64(lanes[i])
+    lanes[:] = _ZERO
+    return total
+
+
+def _adder(to_f32: Callable[[Any], np.uint32]) -> Any:
+    """Returns the function that adds up squares of a segment, for one source dtype."""
+
+    @_inner
+    def add(
+        words: Array, errors: Array, unit: np.float64, is_tiny: bool, lanes: Array, place: int, loss: Array
+    ) -> None:
+        """Adds the loss of a segment, whose words and errors are in units of a scale, or of 1."""
+        largest = np.uint32(0)
+        if is_tiny:
+            for i in range(words.size):
+                _add_exactly(np.float64(errors[i]) ** 2, loss[NOISE:])
+                _add_exactly(np.float64(_as_f32(to_f32(words[i]))) ** 2, loss[SIGNAL:])
+        fours = words.size // (4 * LANES) * (4 * LANES)
+        for begin in range(0, fours, 4 * LANES):
+            own, source = errors[begin : begin + 4 * LANES], words[begin : begin + 4 * LANES]
+            for i in range(LANES):
+                noise: Any = lanes[i]
+                signal: Any = lanes[i + LANES]
+                # Four at a time, because every access to a lane waits for the one before.
+                for part in range(4):
+                    error, value = own[i + part * LANES], _as_f32(to_f32(source[i + part * LANES]))
+                    noise += np.float32(error * error)
+                    signal += np.float32(value * value)
+                    largest = max(largest, np.uint32(np.float32(error).view(np.uint32) & _F32_MAGNITUDE))
+                lanes[i], lanes[i + LANES] = noise, signal
+        for begin in range(fours, words.size, LANES):
+            own = errors[begin : min(words.size, begin + LANES)]
+            source = words[begin : min(words.size, begin + LANES)]
+            for i in range(source.size):
+                error, value = own[i], _as_f32(to_f32(source[i]))
+                lanes[i] += np.float32(error * error)
+                lanes[i + LANES] += np.float32(value * value)
+                largest = max(largest, np.uint32(np.float32(error).view(np.uint32) & _F32_MAGNITUDE))
+        noise_sum, signal_sum = _folded(lanes[:LANES]), _folded(lanes[LANES:])
+        if not is_tiny:
+            _add_exactly(noise_sum * unit * unit, loss[NOISE:])
+            _add_exactly(signal_sum * unit * unit, loss[SIGNAL:])
+        word = np.int64(np.float32(_as_f32(largest) * np.float32(unit)).view(np.uint32))
+        if word > loss[LARGEST]:
+            loss[LARGEST] = word
+            column = 0
+            while np.uint32(np.float32(errors[column]).view(np.uint32) & _F32_MAGNITUDE) != largest:
+                column += 1
+            loss[LARGEST_AT] = place + column
+
+    return add
+
+
+_add_bf16, _add_f16, _add_f32 = _adder(_bf16_to_f32), _adder(_finite_f16_to_f32), _adder(_f32_to_f32)
+
+
+def _grouped_loss(to_f32: Callable[[Any], np.uint32], add: Any) -> Any:
+    """Returns the function that adds up the loss of a segment of a grouped format, for one source dtype."""
+
+    @_inner
+    def is_clipped(
+        words: Array, begin: int, end: int, inverse: np.float32, code_min: np.float32, code_max: np.float32
+    ) -> bool:
+        for i in range(begin, end):
+            scaled = np.float32(_as_f32(to_f32(words[i])) * inverse)
+            # Ties go to even codes: the upper bound is odd, the lower one even.
+            if scaled >= code_max + _HALF or scaled < code_min - _HALF:
+                return True
+        return False
+
+    @_inner
+    def add_segment(
+        words: Array,
+        group: int,
+        maxima: Array,
+        scales: Array,
+        inverses: Array,
+        code_min: np.float32,
+        code_max: np.float32,
+        errors: Array,
+        lanes: Array,
+        place: int,
+        loss: Array,
+    ) -> None:
+        zeros, tiny, clipped = np.int64(0), np.uint32(0), np.uint32(0)
+        for g in range(inverses.size):
+            is_zero = scales[g] == np.uint32(0)
+            zeros += np.int64(is_zero)
+            tiny |= np.uint32(not is_zero) & np.uint32(maxima[g] < _TINY_WORD)
+            # The largest magnitude may be that of a negative value, which has one more code.
+            clipped |= np.uint32(np.float32(_as_f32(maxima[g]) * inverses[g]) >= code_max + _HALF)
+        loss[ZERO_GROUPS] += zeros
+        if clipped:
+            for g in range(inverses.size):
+                end = min(words.size, (g + 1) * group)
+                loss[CLIPPED_GROUPS] += is_clipped(words, g * group, end, inverses[g], code_min, code_max)
+        add(words, errors, np.float64(1), tiny != np.uint32(0), lanes, place, loss)
+
+    return add_segment
+
+
+_loss_bf16, _loss_f16, _loss_f32 = (
+    _grouped_loss(_bf16_to_f32, _add_bf16),
+    _grouped_loss(_finite_f16_to_f32, _add_f16),
+    _grouped_loss(_f32_to_f32, _add_f32),
+)
+
+
 @_kernel
 def encode_grouped(
     source: int,
@@ -286,22 +439,27 @@ def encode_grouped(
     base: Array,
     high: Array,
     scale: Array,
+    scratch: Array,
+    maxima: Array,
+    scales: Array,
+    inverses: Array,
+    errors: Array,
+    lanes: Array,
+    loss: Array,
 ) -> int:
     """Encodes rows of source words, [rows, K * word bytes] uint8, into the rows of their planes.
 
-    Returns -1, or row * ceil(K / group) + group of the first group that cannot be encoded.
+    Returns -1, or row * ceil(K / group) + group of the first group that cannot be encoded. The loss is added to
+    `loss` unless that is empty; the arrays between `scale` and that one are `interface.SCRATCH`.
     Source: tensor-formats.md section 7.2; layouts.md, row-split-k128-v1.
     """
     word_bytes = 4 if source == F32 else 2
     k = words.shape[1] // word_bytes
     k_pad = scale.shape[1] // 2 * group
-    maxima = np.empty(_SEGMENT // 32, np.uint32)
-    scales = np.empty(_SEGMENT // 32, np.uint32)
-    inverses = np.empty(_SEGMENT // 32, np.float32)
-    scratch = np.empty(_SEGMENT, np.uint8)
+    lanes[:] = _ZERO
     for row in range(words.shape[0]):
-        for begin in range(0, k_pad, _SEGMENT):
-            end, pad_end = min(begin + _SEGMENT, k), min(begin + _SEGMENT, k_pad)
+        for begin in range(0, k_pad, SEGMENT):
+            end, pad_end = min(begin + SEGMENT, k), min(begin + SEGMENT, k_pad)
             segment = words[row][begin * word_bytes : end * word_bytes]
             groups = (end - begin + group - 1) // group
             _segment_maxima(source, segment, group, maxima[:groups])
@@ -312,12 +470,26 @@ def encode_grouped(
                 bad_group: int = row * ((k + group - 1) // group) + begin // group + first
                 return bad_group
             codes = base[row][begin:pad_end] if code_bits == 8 else scratch[: pad_end - begin]
-            if source == BF16:
-                _codes_bf16(segment.view(np.uint16), group, inverses[:groups], code_min, code_max, codes)
-            elif source == F16:
-                _codes_f16(segment.view(np.uint16), group, inverses[:groups], code_min, code_max, codes)
+            own = inverses[:groups]
+            targets = (group, scales, own, code_min, code_max, codes, errors)
+            if loss.size == 0:
+                if source == BF16:
+                    _codes_bf16(segment.view(np.uint16), *targets)
+                elif source == F16:
+                    _codes_f16(segment.view(np.uint16), *targets)
+                else:
+                    _codes_f32(segment.view(np.uint32), *targets)
             else:
-                _codes_f32(segment.view(np.uint32), group, inverses[:groups], code_min, code_max, codes)
+                sums = (group, maxima, scales, own, code_min, code_max, errors, lanes, row * k + begin, loss)
+                if source == BF16:
+                    _codes_and_errors_bf16(segment.view(np.uint16), *targets)
+                    _loss_bf16(segment.view(np.uint16), *sums)
+                elif source == F16:
+                    _codes_and_errors_f16(segment.view(np.uint16), *targets)
+                    _loss_f16(segment.view(np.uint16), *sums)
+                else:
+                    _codes_and_errors_f32(segment.view(np.uint32), *targets)
+                    _loss_f32(segment.view(np.uint32), *sums)
             codes[end - begin :] = 0
             if code_bits < 8:
                 _pack_nibbles(codes, base[row][begin // 2 : pad_end // 2])
@@ -337,36 +509,93 @@ def encode_grouped(
 
 
 @_inner
-def _e4m3_code(value: np.float32, inverse: np.float32) -> np.uint8:
+def _e4m3_scaled(value: np.float32, inverse: np.float32) -> np.float32:
     scaled = np.float32(value * inverse)
     scaled = scaled if scaled > -_E4M3_MAX else -_E4M3_MAX
-    scaled = scaled if scaled < _E4M3_MAX else _E4M3_MAX
-    return _round_to_e4m3(scaled)
+    return scaled if scaled < _E4M3_MAX else _E4M3_MAX
+
+
+def _e4m3_coder(to_f32: Callable[[Any], np.uint32]) -> Any:
+    """Returns the function that makes the codes of a row, for one source dtype."""
+
+    @_inner
+    def codes(words: Array, inverse: np.float32, codes: Array) -> None:
+        for i in range(codes.size):
+            codes[i] = _round_to_e4m3(_e4m3_scaled(_as_f32(to_f32(words[i])), inverse))
+
+    return codes
+
+
+_e4m3_bf16, _e4m3_f16, _e4m3_f32 = _e4m3_coder(_bf16_to_f32), _e4m3_coder(_finite_f16_to_f32), _e4m3_coder(_f32_to_f32)
 
 
 @_inner
-def _e4m3_codes(source: int, row: Array, inverse: np.float32, codes: Array) -> None:
-    if source == BF16:
-        bf16_words = row.view(np.uint16)
+def _e4m3_to_f32(code: np.uint8) -> np.float32:
+    magnitude = np.uint32(code & np.uint8(0x7F))
+    normal = _as_f32(np.uint32(magnitude << np.uint32(20)) + np.uint32(120 << 23))
+    subnormal = np.float32(np.float32(np.int32(magnitude)) * _E4M3_STEP)
+    value = normal if magnitude >= np.uint32(8) else subnormal
+    return -value if code & np.uint8(0x80) else value
+
+
+def _e4m3_errors(to_f32: Callable[[Any], np.uint32]) -> Any:
+    """Returns the function that fills values and errors of a segment, in units of the scale, for one source dtype."""
+
+    @_inner
+    def fill(words: Array, codes: Array, inverse: np.float32, values: Array, errors: Array) -> None:
         for i in range(codes.size):
-            codes[i] = _e4m3_code(_as_f32(_bf16_to_f32(bf16_words[i])), inverse)
-    elif source == F16:
-        f16_words = row.view(np.uint16)
-        for i in range(codes.size):
-            codes[i] = _e4m3_code(_as_f32(_finite_f16_to_f32(f16_words[i])), inverse)
-    else:
-        f32_words = row.view(np.uint32)
-        for i in range(codes.size):
-            codes[i] = _e4m3_code(_as_f32(f32_words[i]), inverse)
+            value = np.float32(_as_f32(to_f32(words[i])) * inverse)
+            values[i] = value
+            errors[i] = np.float32(value - _e4m3_to_f32(codes[i]))
+
+    return fill
+
+
+_e4m3_errors_bf16, _e4m3_errors_f16, _e4m3_errors_f32 = (
+    _e4m3_errors(_bf16_to_f32),
+    _e4m3_errors(_finite_f16_to_f32),
+    _e4m3_errors(_f32_to_f32),
+)
+
+
+@_inner
+def _add_fp8_row(
+    source: int,
+    row: Array,
+    codes: Array,
+    scale: np.float32,
+    inverse: np.float32,
+    values: Array,
+    errors: Array,
+    lanes: Array,
+    place: int,
+    loss: Array,
+) -> None:
+    word_bytes = 4 if source == F32 else 2
+    for begin in range(0, codes.size, SEGMENT):
+        end = min(codes.size, begin + SEGMENT)
+        words, own = row[begin * word_bytes : end * word_bytes], codes[begin:end]
+        if source == BF16:
+            _e4m3_errors_bf16(words.view(np.uint16), own, inverse, values, errors)
+        elif source == F16:
+            _e4m3_errors_f16(words.view(np.uint16), own, inverse, values, errors)
+        else:
+            _e4m3_errors_f32(words.view(np.uint32), own, inverse, values, errors)
+        value_words = values[: end - begin].view(np.uint32)
+        _add_f32(value_words, errors[: end - begin], np.float64(scale), False, lanes, place + begin, loss)
 
 
 @_kernel
-def encode_fp8_rows(source: int, words: Array, code: Array, scale: Array) -> int:
+def encode_fp8_rows(
+    source: int, words: Array, code: Array, scale: Array, values: Array, errors: Array, lanes: Array, loss: Array
+) -> int:
     """Encodes rows of source words, [rows, K * word bytes] uint8, to E4M3FN codes and BF16 row multipliers.
 
-    Returns -1, or the first row that cannot be encoded.
+    Returns -1, or the first row that cannot be encoded. The loss is added to `loss` unless that is empty, with
+    each row as a group; the arrays before that one are of `interface.SCRATCH`.
     Source: targets/qwen3.8-27b-nvfp4.md, "Encoder".
     """
+    lanes[:] = _ZERO
     for row in range(words.shape[0]):
         maximum = _row_maximum(source, words[row])
         if maximum >= _F32_INFINITY:
@@ -374,13 +603,26 @@ def encode_fp8_rows(source: int, words: Array, code: Array, scale: Array) -> int
         scale_word = np.uint32(0)
         if maximum == np.uint32(0):
             code[row][:] = 0
+            if loss.size:
+                loss[ZERO_GROUPS] += 1
         else:
             raw = np.float32(_as_f32(maximum) / _E4M3_MAX)
             scale_word = max(np.uint32(1), _round_to_bf16(raw.view(np.uint32)))
-            inverse = np.float32(_ONE / _as_f32(scale_word << np.uint32(16)))
+            scale_value = _as_f32(scale_word << np.uint32(16))
+            inverse = np.float32(_ONE / scale_value)
             if inverse == np.inf:
                 return row
-            _e4m3_codes(source, words[row], inverse, code[row])
+            own, place = code[row], row * code.shape[1]
+            if source == BF16:
+                _e4m3_bf16(words[row].view(np.uint16), inverse, own)
+            elif source == F16:
+                _e4m3_f16(words[row].view(np.uint16), inverse, own)
+            else:
+                _e4m3_f32(words[row].view(np.uint32), inverse, own)
+            if loss.size:
+                if np.float32(_as_f32(maximum) * inverse) > _E4M3_CLIPPED_ABOVE:
+                    loss[CLIPPED_GROUPS] += 1
+                _add_fp8_row(source, words[row], own, scale_value, inverse, values, errors, lanes, place, loss)
         scale[row, 0] = np.uint8(scale_word)
         scale[row, 1] = np.uint8(scale_word >> np.uint32(8))
     return -1
@@ -422,31 +664,21 @@ def swizzle_nvfp4_scales(scale: Array, out: Array) -> int:
     groups = scale.shape[1]
     # Four words of a row stay together; in the order of the target, because scattered writes cost more.
     quads = scale.view(np.uint32)
-    swizzled = out.view(np.uint32).reshape((scale.shape[0] // 128, groups // 4, 32, 4))
-    for block in range(swizzled.shape[0]):
-        words = scale[block * 128 : (block + 1) * 128].reshape(-1)
+    swizzled = out.view(np.uint32)
+    for block in range(scale.shape[0] // 128):
         largest = np.uint8(0)
-        for i in range(words.size):
-            largest = max(largest, words[i])
+        for row in range(block * 128, (block + 1) * 128):
+            words = scale[row]
+            for i in range(words.size):
+                largest = max(largest, words[i])
         if largest >= np.uint8(0x7F):
-            first = 0
-            while words[first] < np.uint8(0x7F):
+            first: int = block * 128 * groups
+            while scale[first // groups, first % groups] < np.uint8(0x7F):
                 first += 1
-            bad_scale: int = block * 128 * groups + first
-            return bad_scale
-        for quad in range(swizzled.shape[1]):
+            return first
+        for quad in range(groups // 4):
+            target = swizzled[(block * (groups // 4) + quad) * 128 : (block * (groups // 4) + quad + 1) * 128]
             for lane in range(32):
                 for part in range(4):
-                    swizzled[block, quad, lane, part] = quads[block * 128 + part * 32 + lane, quad]
+                    target[4 * lane + part] = quads[block * 128 + part * 32 + lane, quad]
     return -1
-
-
-def warm() -> None:
-    """Compiles every kernel, or loads it from the kernel cache; a run does either where it first needs one."""
-    source, words = np.zeros((128, 256), np.uint8), np.zeros(128, np.uint16)
-    source.flags.writeable = words.flags.writeable = False
-    planes = {width: np.zeros((128, width), np.uint8) for width in (0, 2, 4, 64, 256)}
-    encode_grouped(BF16, source, 4, 64, -_ONE, _ONE, planes[64], planes[0], planes[4])
-    encode_fp8_rows(BF16, source, np.zeros((128, 128), np.uint8), planes[2])
-    copy_fp8_rows(source, words, planes[256], planes[2])
-    swizzle_nvfp4_scales(source, planes[256].reshape(-1))

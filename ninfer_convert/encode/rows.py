@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_convert.encode import kernels
+from ninfer_convert.encode import compiled, interface
 from ninfer_convert.formats import GroupedFormat, RowScaledFormat
 from ninfer_convert.layout import geometry
 from ninfer_convert.row_error import RowError
@@ -24,21 +24,26 @@ SOURCE_DTYPES = ("BF16", "F16", "F32")
 
 _SOURCES: Mapping[str, tuple[int, np.dtype[Any]]] = MappingProxyType(
     {
-        "BF16": (kernels.BF16, np.dtype("<u2")),
-        "F16": (kernels.F16, np.dtype("<u2")),
-        "F32": (kernels.F32, np.dtype("<u4")),
+        "BF16": (interface.BF16, np.dtype("<u2")),
+        "F16": (interface.F16, np.dtype("<u2")),
+        "F32": (interface.F32, np.dtype("<u4")),
     }
 )
 """The kernels' own number and the word of each source dtype."""
 
 _NO_PLANE = np.empty((0, 0), np.uint8)
+_NO_LOSS = np.empty(0, np.int64)
 
 Array = npt.NDArray[Any]
 Plane = npt.NDArray[np.uint8]
 
 
 def encode_rows(
-    numeric: GroupedFormat | RowScaledFormat, dtype: str, words: Array, planes: Mapping[str, Plane]
+    numeric: GroupedFormat | RowScaledFormat,
+    dtype: str,
+    words: Array,
+    planes: Mapping[str, Plane],
+    loss: npt.NDArray[np.int64] | None = None,
 ) -> None:
     """Encodes a block of rows; fills every byte of its planes, padding included.
 
@@ -51,6 +56,7 @@ def encode_rows(
         words: source words [rows, K], '<u2' (BF16, F16) or '<u4' (F32), C-contiguous.
         planes: for each plane of the layout that has rows, uint8 [rows, row bytes], C-contiguous. After an
             error their contents are undefined.
+        loss: int64 [interface.LOSS_WORDS], to which the loss of the rows is added.
 
     Raises:
         RowError: the first row with a value that is not finite or a scale that cannot be stored.
@@ -65,22 +71,32 @@ def encode_rows(
     rows, k = words.shape
     for plane in geometry(numeric, (rows, k)).planes:
         require_plane(planes, plane.name, (rows, plane.row_bytes))
-    row_bytes = read_only(words).view(np.uint8)
+    if loss is None:
+        loss = _NO_LOSS
+    else:
+        require_array("loss", loss, np.dtype(np.int64), 1, (interface.LOSS_WORDS,))
+    row_bytes = words.view(np.uint8)
+    scratch = {name: np.empty(length, kind) for name, (kind, length) in interface.SCRATCH.items()}
     if isinstance(numeric, RowScaledFormat):
-        bad_row = kernels.encode_fp8_rows(source, row_bytes, planes["code"], planes["scale"])
+        bad_row = compiled.encode_fp8_rows(
+            *(source, row_bytes, planes["code"], planes["scale"]),
+            *(scratch["values"], scratch["errors"], scratch["lanes"], loss),
+        )
         if bad_row >= 0:
             raise _bad_values(dtype, words, bad_row, 0, k) or _bad_row_scale(dtype, words, bad_row)
         return
-    bad_group = kernels.encode_grouped(
+    bad_group = compiled.encode_grouped(
         source,
         row_bytes,
         numeric.code_bits,
         numeric.group,
-        np.float32(numeric.code_min),
-        np.float32(numeric.code_max),
+        float(numeric.code_min),
+        float(numeric.code_max),
         planes["base"],
         planes.get("high", _NO_PLANE),
         planes["scale"],
+        *(scratch[name] for name in ("codes", "maxima", "scales", "inverses", "errors", "lanes")),
+        loss,
     )
     if bad_group >= 0:
         row, group = divmod(bad_group, -(-k // numeric.group))
@@ -109,13 +125,6 @@ def require_plane(planes: Mapping[str, Plane], name: str, shape: tuple[int, int]
     require_array(f"plane {name}", planes[name], np.dtype(np.uint8), 2, shape)
     if not planes[name].flags.writeable:
         raise ValueError(f"plane {name} is read-only; it is to be written")
-
-
-def read_only(array: Array) -> Array:
-    """Returns a read-only view: the kernels are compiled for those alone, whatever the caller holds."""
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 def _source(dtype: str) -> tuple[int, np.dtype[Any]]:

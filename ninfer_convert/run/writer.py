@@ -13,6 +13,7 @@ import fcntl
 import os
 import platform
 import stat
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,8 @@ class PartFile:
         self.path = output.with_name(output.name + PART_SUFFIX)
         self.nbytes = nbytes
         self._fd = self._open_locked()
+        # One write at a time, because the system lets no two into a file, and makes a processor spin meanwhile.
+        self._turn = threading.Lock()
 
     def __enter__(self) -> PartFile:
         return self
@@ -232,7 +235,7 @@ class PartFile:
 
     def write(self, offset: int, data: Any) -> None:
         """Writes a contiguous buffer at a file offset, looping over short writes. Safe from any thread."""
-        with self._failing("write"):
+        with self._turn, self._failing("write"):
             write_at(self._fd, offset, data)
 
     def read_into(self, offset: int, out: Any) -> None:
