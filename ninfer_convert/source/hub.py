@@ -1,7 +1,7 @@
 """Repositories of the Hugging Face hub: `hf://` locations to files, sizes, digests and bytes.
 
-Owns the hub client, which is imported when a location first asks for it, and what its failures mean. Refuses to
-know what the files hold. The client's cache is used as it is: only the client writes to it.
+Owns the hub client, which is imported when a location first asks for it; what its failures mean is in
+`hub_failures`. Refuses to know what the files hold. The client's cache is used as it is: only the client writes to it.
 
 Source: cli.md, `WHERE`.
 """
@@ -9,20 +9,20 @@ Source: cli.md, `WHERE`.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import re
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ninfer_convert import __version__
-from ninfer_convert.errors import ConvertError, NetworkError, OutputError, SourceError, UsageError, printable
+from ninfer_convert.errors import SourceError, UsageError, printable
+from ninfer_convert.source.hub_failures import failure, is_passing, told, untyped
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -41,7 +41,6 @@ POLL_SECONDS = 0.05
 
 _LOCATION = re.compile(r"hf://([\w-][\w.-]*/[\w-][\w.-]*)(?:@([^@\s]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_BUSY = (408, 425, 429, 500, 502, 503, 504)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +92,24 @@ def is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """How the hub client is set up; of the token only whether there is one, of its server no user and password."""
+
+    cache: str
+    server: str
+    is_offline: bool
+    has_token: bool
+
+
+def client_settings() -> ClientSettings:
+    """Returns the settings of the hub client, without any network."""
+    from huggingface_hub import constants, get_token
+
+    server = re.sub("//[^/]*@", "//", constants.ENDPOINT)
+    return ClientSettings(constants.HF_HUB_CACHE, server, is_offline(), get_token() is not None)
 
 
 def cached_snapshot(location: HubLocation) -> tuple[str, str]:
@@ -155,7 +172,7 @@ class Repository:
         Raises:
             NetworkError, SourceError: like `read`.
         """
-        http_error = _untyped("errors").HTTPError
+        http_error = untyped("errors").HTTPError
         tries = RETRIES
         while begin < end:
             before = begin
@@ -171,8 +188,8 @@ class Repository:
                 if is_stopped():
                     return
                 tries = RETRIES if begin > before else tries - 1
-                if tries < 0 or not _is_passing(error):
-                    raise _failure(error, f"{self}/{printable(name)}", self.repo, self.requested) from error
+                if tries < 0 or not is_passing(error):
+                    raise failure(error, f"{self}/{printable(name)}", self.repo, self.requested) from error
                 time.sleep(0.25 * 2 ** (RETRIES - tries))
 
     def is_cached(self, name: str) -> bool:
@@ -202,7 +219,7 @@ class Repository:
                         name = names_left.pop() if names_left else None
                     if name is None:
                         return
-                    with _told(f"{self}/{printable(name)}", self.repo, self.requested):
+                    with told(f"{self}/{printable(name)}", self.repo, self.requested):
                         paths[name] = hf_hub_download(
                             self.repo,
                             name,
@@ -229,7 +246,7 @@ class Repository:
     def _request(self, name: str, begin: int, end: int) -> Iterator[bytes]:
         from huggingface_hub import constants, hf_hub_url
 
-        utils = _untyped("utils")
+        utils = untyped("utils")
         headers = utils.build_hf_headers(library_name="ninfer-convert", library_version=__version__)
         headers["Accept-Encoding"] = "identity"
         if (begin, end) != (0, self.files[name].size):
@@ -263,7 +280,7 @@ def connect(location: HubLocation) -> Repository:
 
     _prepare()
     revision = location.revision or MAIN
-    with _told(str(location), location.repo, revision):
+    with told(str(location), location.repo, revision):
         api = HfApi(library_name="ninfer-convert", library_version=__version__)
         info = api.model_info(
             location.repo, revision=revision, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
@@ -288,7 +305,7 @@ def _remember(api: HfApi, repo: str, revision: str, info: ModelInfo) -> None:
     if hasattr(api, "resolve_revision"):
         api.repo_info = known  # type: ignore[method-assign]
         api.resolve_revision(repo, revision=revision)
-    elif note := getattr(_untyped("file_download"), "_cache_commit_hash_for_specific_revision", None):
+    elif note := getattr(untyped("file_download"), "_cache_commit_hash_for_specific_revision", None):
         # Clients of the first 1.x versions have no public call for it.
         with suppress(OSError):
             note(_cache_entry(repo), revision, info.sha)
@@ -301,105 +318,9 @@ def _cache_entry(repo: str) -> str:
     return os.path.join(constants.HF_HUB_CACHE, repo_folder_name(repo_id=repo, repo_type="model"))
 
 
-def _untyped(module: str) -> Any:
-    """Returns a module of the client; much of it is public and not declared to type checkers."""
-    return importlib.import_module(f"huggingface_hub.{module}")
-
-
 def _prepare() -> None:
     """The client's own warnings stay silent: what went wrong is told once, by us."""
-    utils = _untyped("utils")
+    utils = untyped("utils")
     utils.logging.set_verbosity_error()
     if not sys.stderr.isatty() and "HF_HUB_DISABLE_PROGRESS_BARS" not in os.environ:
         utils.disable_progress_bars()
-
-
-# -- failures -------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _told(where: str, repo: str, revision: str) -> Iterator[None]:
-    try:
-        yield
-    except ConvertError:
-        raise
-    except (_untyped("errors").HTTPError, OSError, ValueError) as error:
-        raise _failure(error, where, repo, revision) from error
-
-
-def _is_passing(error: Exception) -> bool:
-    """Tells whether the same request may succeed a moment later."""
-    from huggingface_hub import errors
-
-    if isinstance(error, errors.HfHubHTTPError):
-        return error.response.status_code in _BUSY
-    return not isinstance(error, OSError) and "ProxyError" not in _kinds(error)
-
-
-def _kinds(error: BaseException) -> set[str]:
-    # By name, because the client does not say which HTTP library it uses.
-    return {kind.__name__ for kind in type(error).__mro__}
-
-
-def _failure(error: BaseException, where: str, repo: str, revision: str) -> ConvertError:
-    from huggingface_hub import constants, errors
-
-    if isinstance(error, errors.LocalEntryNotFoundError) and error.__cause__ is not None:
-        error = error.__cause__
-    login = "log in with `hf auth login` or set HF_TOKEN"
-    if isinstance(error, errors.GatedRepoError):
-        page = f"{constants.ENDPOINT}/{repo}"
-        return SourceError(f"{where}: the repository is gated; ask for access at {page}, then {login}")
-    if isinstance(error, errors.RevisionNotFoundError):
-        return SourceError(f"{where}: the repository has no revision {printable(revision)}")
-    if isinstance(error, errors.RemoteEntryNotFoundError):
-        return SourceError(f"{where}: the repository has no such file")
-    if isinstance(error, errors.DisabledRepoError):
-        return SourceError(f"{where}: access to the repository is disabled by the hub")
-    if isinstance(error, errors.HfHubHTTPError):
-        return _refusal(error, where, login)
-    return _broken(error, where)
-
-
-def _refusal(error: Any, where: str, login: str) -> ConvertError:
-    from huggingface_hub import errors
-
-    status = error.response.status_code
-    said = printable(error.response.headers.get("X-Error-Message") or error.server_message or "")
-    told = f"HTTP {status}" + (f", {said}" if said else "")
-    if isinstance(error, errors.RepositoryNotFoundError):
-        return SourceError(
-            f"{where}: no such repository, or a private one that is not yours to see ({told}); check owner and name, "
-            f"or {login}"
-        )
-    if status in (401, 403):
-        return SourceError(f"{where}: the hub refuses access ({told}); {login}")
-    if status in _BUSY:
-        return NetworkError(f"{where}: the hub cannot serve now ({told}); try again later")
-    return SourceError(f"{where}: the hub refuses ({told})")
-
-
-def _broken(error: BaseException, where: str) -> ConvertError:
-    from huggingface_hub import constants
-
-    kinds, text = _kinds(error), printable(str(error)) or type(error).__name__
-    if "OfflineModeIsEnabled" in kinds:
-        return SourceError(f"{where}: is not in the hub cache, and HF_HUB_OFFLINE is set")
-    if "ProxyError" in kinds:
-        return NetworkError(f"{where}: the proxy does not let us through ({text}); see HTTPS_PROXY and NO_PROXY")
-    if "TimeoutException" in kinds:
-        return NetworkError(
-            f"{where}: {constants.ENDPOINT} did not answer in time ({text}); HF_HUB_ETAG_TIMEOUT and "
-            "HF_HUB_DOWNLOAD_TIMEOUT say how many seconds to wait"
-        )
-    if "ConnectError" in kinds:
-        return NetworkError(
-            f"{where}: {constants.ENDPOINT} cannot be reached ({text}); HF_HUB_OFFLINE=1 uses what the cache holds"
-        )
-    if "FileMetadataError" in kinds:
-        return NetworkError(f"{where}: {constants.ENDPOINT} does not answer like a hub ({text.splitlines()[0]})")
-    if isinstance(error, (_untyped("errors").HTTPError, EOFError)) or "Consistency check failed" in text:
-        return NetworkError(f"{where}: the transfer broke off ({text.splitlines()[0]})")
-    if isinstance(error, OSError):
-        return OutputError(f"{where}: cannot be stored in the hub cache: {error.strerror or text}")
-    return SourceError(f"{where}: the hub client refuses: {text.splitlines()[0]}")
