@@ -175,6 +175,12 @@ CONSTRUCTS: list[tuple[str, str, dict[str, Any], list[str]]] = [
         {"sources": {"base.config.eps": [1e-06, 1e-05]}}, ["  base.config.eps: 1e-06 -> 1e-05"],
     ),
     (
+        "tied: false, pad: null", "tied: 0, bad: null",
+        {"sources": {"base.config.text_config.tied": [False, 0], "base.config.text_config.pad": ["null", None],
+                     "base.config.text_config.bad": [None, "null"]}},
+        ["  base.config.text_config.tied: no -> 0", "  base.config.text_config.pad: null -> none"],
+    ),
+    (
         "dtype: [BF16, F32]", "dtype: BF16",
         {"sources": {"base.dtype": [["BF16", "F32"], ["BF16"]]}}, ["  base.dtype: [BF16, F32] -> [BF16]"],
     ),
@@ -277,7 +283,9 @@ def test_evidence_and_spelling_are_no_difference() -> None:
 
 def test_named_objects_are_compared_alone() -> None:
     a, b = edits(("id: small-v1", "id: other"), ("{name: text/ids, shape: [128]", "{name: text/ids, shape: [64]"))
-    assert difference(a, b, {"text/0/norm", "head"})["equal"] is True
+    same = difference(a, b, {"text/0/norm", "head"})
+    assert same["equal"] is True
+    assert difference_text(same) == "the recipes do the same: 2 objects, 65,792 bytes of tensors"
     found = difference(a, b, {"text/ids"})
     assert [group["changed"] for group in found["changed"]] == [{"shape": [[128], [64]]}]
     assert found["tensor_bytes"] == [512, 256]

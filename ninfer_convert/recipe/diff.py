@@ -44,13 +44,12 @@ def difference(here: Recipe, there: Recipe, names: Collection[str] | None = None
     if names is None:
         found["identity"] = _fields(_identity(here), _identity(there))
         found["sources"] = _named(here.sources, there.sources, _source_fields)
-        if list(here.sources) != list(there.sources) and set(here.sources) == set(there.sources):
-            found["sources"]["(order)"] = [list(here.sources), list(there.sources)]
         ignored = {name: _ignored(here, there, name) for name in here.sources if name in there.sources}
         found["ignored"] = {name: sides for name, sides in ignored.items() if sides}
         found["inputs"] = _named(here.inputs, there.inputs, _input_fields)
         found["conditions"] = _only(_conditions(here), _conditions(there))
     mine, theirs = _objects(here, names), _objects(there, names)
+    found["compared"] = len({**mine, **theirs})
     found["only_first"] = _groups(
         _Finding(name, _kind(spec), _nbytes(spec), 0) for name, spec in mine.items() if name not in theirs
     )
@@ -73,7 +72,7 @@ def difference_text(found: Json) -> str:
     first, second = (recipe["file"] for recipe in found["recipes"])
     before, after = found["tensor_bytes"]
     if found["equal"]:
-        return f"the recipes do the same: {found['recipes'][0]['objects']:,} objects, {before:,} bytes of tensors"
+        return f"the recipes do the same: {found['compared']:,} objects, {before:,} bytes of tensors"
     lines = [f"{printable(first)} -> {printable(second)}"]
     for part in ("identity", "sources", "inputs"):
         lines += _section(part, _field_lines(found.get(part, {})))
@@ -95,12 +94,7 @@ def difference_text(found: Json) -> str:
 
 
 def _recipe_json(recipe: Recipe) -> Json:
-    return {
-        "file": printable(recipe.path),
-        "id": recipe.id,
-        "sha256": recipe.sha256,
-        "objects": len(recipe.objects),
-    }
+    return {"file": printable(recipe.path), "id": recipe.id, "sha256": recipe.sha256}
 
 
 def _identity(recipe: Recipe) -> Json:
@@ -108,7 +102,7 @@ def _identity(recipe: Recipe) -> Json:
 
 
 def _source_fields(source: SourceSpec) -> Json:
-    fields: Json = {"repo": source.repo, "revision": source.revision, "dtype": list(source.dtypes)}
+    fields = _said(repo=source.repo, revision=source.revision, dtype=list(source.dtypes))
     fields |= _members("config", source.config)
     fields |= _members("prefix", source.prefixes)
     return fields
@@ -134,7 +128,7 @@ def _folded_names(names: Sequence[str]) -> list[str]:
 
 
 def _input_fields(item: InputSpec) -> Json:
-    return {"sha256": item.sha256}
+    return _said(sha256=item.sha256)
 
 
 def _conditions(recipe: Recipe) -> list[str]:
@@ -156,16 +150,12 @@ def _object_fields(spec: ObjectSpec, recipe: Recipe) -> Json:
     component = None if spec.component is None else spec.component + optional
     if isinstance(spec, TensorSpec):
         return {
-            "kind": "tensor",
-            "shape": list(spec.shape),
-            "format": spec.format,
-            "encoder": spec.encoder,
+            **_said(kind="tensor", shape=list(spec.shape), format=spec.format, encoder=spec.encoder),
             "words" if spec.words else "value": str(spec.value),
-            "require": sorted(map(_rule_text, spec.requirements)),
-            "component": component,
+            **_said(require=sorted(map(_rule_text, spec.requirements)), component=component),
         }
-    places = [_origin_text(origin) for origin in spec.origins]
-    return {"kind": "resource", "from": places, "sha256": spec.sha256, "component": component}
+    places = {"from": [_origin_text(origin) for origin in spec.origins]}
+    return {"kind": "resource", **places, **_said(sha256=spec.sha256, component=component)}
 
 
 def _rule_text(requirement: Requirement) -> str:
@@ -182,9 +172,18 @@ def _nbytes(spec: ObjectSpec) -> int:
     return geometry(FORMATS[spec.format], spec.shape).nbytes if isinstance(spec, TensorSpec) else 0
 
 
+def _said(**members: Any) -> Json:
+    """Returns the members that have a value."""
+    return {name: value for name, value in members.items() if value is not None}
+
+
 def _fields(a: Json, b: Json) -> Json:
-    """Returns the members that differ, as pairs; a member that one side lacks is None there."""
-    return {key: [a.get(key), b.get(key)] for key in {**a, **b} if a.get(key) != b.get(key)}
+    """Returns the members that differ, as pairs: None where a side does not have one, "null" where it says null.
+
+    1, 1.0 and true are equal in Python and not in a recipe.
+    """
+    keys = [key for key in {**a, **b} if (key in a, repr(a.get(key))) != (key in b, repr(b.get(key)))]
+    return {key: [None if key not in c else "null" if c[key] is None else c[key] for c in (a, b)] for key in keys}
 
 
 def _named(a: Mapping[str, Any], b: Mapping[str, Any], fields: Callable[[Any], Json]) -> Json:
