@@ -42,8 +42,9 @@ def tune_recipe(
     """Propose a format for each object of RECIPE so that the artifact fits a size with the least squared error.
 
     Prints a recipe that extends RECIPE. Errors come from the report; those of other formats are estimates. Word
-    copies, vectors and resources stay as they are. With --source the checkpoint is planned and
-    held against the report; without it the report tells the sizes of resources. Whether an engine runs an object in the proposed format is not known here.
+    copies, vectors and resources stay as they are. With --source the checkpoint is planned and held against the
+    report; without it the report tells the sizes of resources. Whether an engine runs an object in the proposed
+    format is not known here.
 
     \b
     ninfer-convert recipe tune qwen3.6-27b/groupwise-int --target-size 16GB \\
