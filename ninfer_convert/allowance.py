@@ -71,6 +71,11 @@ def default_memory(processes: int = 1) -> int:
     return min([DEFAULT_MEMORY_BYTES, *(limit * 4 // 5 for limit in limits)])
 
 
+def memory_limit() -> int | None:
+    """Returns the tighter one of the cgroup's and the address space's limit in bytes; None without either."""
+    return min((limit for limit in (_cgroup_memory(), _address_space()) if limit is not None), default=None)
+
+
 def peak_memory() -> int:
     """Returns the peak resident memory of this process so far, in bytes."""
     # The usage counter of a process starts at the peak of the one that started it; the high-water mark does not.

@@ -36,6 +36,7 @@ COMMANDS = {
     "recipe": ("ninfer_convert.cli.recipes:recipe", "Look at recipes."),
     "formats": ("ninfer_convert.cli.recipes:formats", "List the numeric formats, layouts and encoders."),
     "demo": ("ninfer_convert.cli.demo:demo", "Make, convert and verify a miniature checkpoint."),
+    "doctor": ("ninfer_convert.cli.doctor:doctor", "Look at this machine: versions, caches, space."),
 }
 """Every command: where it lives, and its line in `--help`."""
 

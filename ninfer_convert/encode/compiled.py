@@ -14,13 +14,14 @@ import importlib.metadata
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
 
 from ninfer_convert.encode.interface import SIGNATURES
-from ninfer_convert.encode.kernel_cache import load_entry, save_entry
+from ninfer_convert.encode.kernel_cache import cache_directory, load_entry, save_entry
 
 _EXTERNAL = {"memset", "memcpy", "memmove", "NRT_MemInfo_call_dtor"}
 """What the machine code may call. The last is numba's, for arrays that numba has allocated: no kernel has any."""
@@ -51,18 +52,17 @@ class Kernel:
         """Returns the machine code as a function, from the kernel cache if it is there."""
         with _lock:
             if self._function is None:
-                entry = f"{self.name}-{self._key()}"
-                content = load_entry(entry)
+                content = load_entry(self.entry())
                 if content is None:
                     content = self._compile()
-                    save_entry(entry, content)
+                    save_entry(self.entry(), content)
                 self._function = self._link(content)
             return self._function
 
-    def _key(self) -> str:
-        """Returns a digest of everything but the source that decides what the machine code is."""
+    def entry(self) -> str:
+        """Returns the name it is kept under, with a digest of everything but the source that decides what it is."""
         key = (llvmlite.__version__, _numba_version(), self.parameters, _target(), _settings())
-        return hashlib.sha256(repr(key).encode()).hexdigest()[:32]
+        return f"{self.name}-{hashlib.sha256(repr(key).encode()).hexdigest()[:32]}"
 
     def _compile(self) -> bytes:
         """Returns the symbol of the function, and an object file."""
@@ -161,7 +161,15 @@ copy_fp8_rows = Kernel("copy_fp8_rows")
 swizzle_nvfp4_scales = Kernel("swizzle_nvfp4_scales")
 
 
+_KERNELS = (encode_grouped, encode_fp8_rows, copy_fp8_rows, swizzle_nvfp4_scales)
+
+
 def warm() -> None:
     """Loads every kernel, or compiles and keeps it; a run does either where it first needs one."""
-    for kernel in (encode_grouped, encode_fp8_rows, copy_fp8_rows, swizzle_nvfp4_scales):
+    for kernel in _KERNELS:
         kernel.load()
+
+
+def kept() -> tuple[Path | None, dict[str, bool]]:
+    """Returns where kernels are kept, if anywhere, and whether each one is there, intact and for this machine."""
+    return cache_directory(), {kernel.name: load_entry(kernel.entry()) is not None for kernel in _KERNELS}
