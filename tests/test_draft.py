@@ -373,9 +373,6 @@ def test_modules_are_copied_word_for_word_with_their_divisors(tmp_path: Path) ->
         "  l_up_bias: [0]"
     )
     assert body(draft.text, "objects") == (
-        "  - {name: head, shape: [128, 64], format: NVFP4, words: {modelopt: head}}\n"
-        "  - {name: head/input_scale_divisor, shape: [], format: FP32, value: {reciprocal: head.input_scale},\n"
-        "     require: [finite, positive]}\n"
         "  - for: {l: l}\n"
         "    objects:\n"
         "      - when: {l: l_up_nvfp4}\n"
@@ -388,7 +385,10 @@ def test_modules_are_copied_word_for_word_with_their_divisors(tmp_path: Path) ->
         "          - {name: l/<l>/up, shape: [4, 8], format: FP8_E4M3FN_ROW_BF16S, words: l.<l>.up}\n"
         "      - when: {l: l_up_bias}\n"
         "        objects:\n"
-        "          - {name: l/<l>/up_bias, shape: [1], format: FP32, value: l.<l>.up.bias}"
+        "          - {name: l/<l>/up_bias, shape: [1], format: FP32, value: l.<l>.up.bias}\n"
+        "  - {name: head, shape: [128, 64], format: NVFP4, words: {modelopt: head}}\n"
+        "  - {name: head/input_scale_divisor, shape: [], format: FP32, value: {reciprocal: head.input_scale},\n"
+        "     require: [finite, positive]}"
     )
     require_every_tensor_once(planned(draft, tmp_path, place))
 

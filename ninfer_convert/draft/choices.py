@@ -173,7 +173,7 @@ def _nvfp4(held: Mapping[str, TensorInfo], fields: tuple[str, str, str], before:
     if divisor.dtype != "F32" or math.prod(divisor.shape) != 1:
         return f"not NVFP4: .{fields[2]} is {divisor.dtype} {list(divisor.shape)}; required is F32 [1]"
     if reason := _layout_problem(NVFP4, shape):
-        return reason
+        return f"{reason}; joined with modules of the same divisor it may be stored"
     return _Words(NVFP4, shape, fields, before, "}" if before else "")
 
 

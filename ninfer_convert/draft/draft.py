@@ -7,6 +7,7 @@ Source: recipe.md; cli.md, `recipe`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,9 @@ from ninfer_convert.source.checkpoint import Checkpoint
 
 DEFAULT_MATRIX = W8G32_F16S
 """Of matrices when no format is chosen: nobody has measured the model, so the one that loses least."""
+
+_PLACE = re.compile(r"^.*?\.yaml:[0-9]+:[0-9]+: ")
+"""Where in a recipe something is wrong, at the beginning of a message."""
 
 ONLY_ADVICE = "Nothing in it has been measured: look at it before you use it"
 
@@ -171,5 +175,8 @@ def _dtypes(source: str, checkpoint: Checkpoint, placement: Placement) -> set[st
 
 
 def _reason(extension: Extension, error: ConvertError) -> str:
-    message = error.messages[0].removeprefix("draft.yaml:")
+    """Returns the first thing that is wrong with an extension, without the paths of this machine."""
+    message = _PLACE.sub("", error.messages[0])
+    for checkpoint in extension.sources.values():
+        message = message.replace(f" ({printable(checkpoint.location)})", "")
     return f"It is not drafted from the shipped recipe {extension.base}, which does not fit: {message}."
