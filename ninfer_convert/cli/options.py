@@ -253,15 +253,27 @@ def size_text(nbytes: int) -> str:
 
 @contextlib.contextmanager
 def progress(verb: str, *, quiet: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """Yields a progress callback: a bar on a terminal, at most a line every ten seconds in a log."""
+    """Yields a progress callback: a bar on a terminal, at most a line every ten seconds in a log.
+
+    What ends well ends at its total, though gaps between objects may not have been counted on the way.
+    """
     if quiet:
         yield None
-    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
-        yield from _bar(verb)
-    else:
-        yield _log_lines(verb)
+        return
+    reached = whole = 0
+    with _bar(verb) if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else _log_lines(verb) as show:
+
+        def advance(done: int, total: int) -> None:
+            nonlocal reached, whole
+            reached, whole = done, total
+            show(done, total)
+
+        yield advance
+        if reached != whole:
+            show(whole, whole)
 
 
+@contextlib.contextmanager
 def _bar(verb: str) -> Iterator[Callable[[int, int], None]]:
     """Yields what moves a bar. A terminal that goes away meanwhile takes the bar with it, and nothing else."""
     from tqdm import tqdm
@@ -284,7 +296,8 @@ def _bar(verb: str) -> Iterator[Callable[[int, int], None]]:
                 bar.close()
 
 
-def _log_lines(verb: str) -> Callable[[int, int], None]:
+@contextlib.contextmanager
+def _log_lines(verb: str) -> Iterator[Callable[[int, int], None]]:
     started = last = time.monotonic()
 
     def show(done: int, total: int) -> None:
@@ -297,4 +310,4 @@ def _log_lines(verb: str) -> Callable[[int, int], None]:
         left = (total - done) / rate
         say(f"{verb}: {done / total:.0%}, {rate / 2**20:.0f} MiB/s, {left:.0f} s left", err=True)
 
-    return show
+    yield show
