@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from case_tools import Case, entry, run_cli, words_of
 
 from ninfer_convert.cli import options
 
@@ -32,12 +33,12 @@ class Bar:
 
 
 @pytest.fixture
-def bars(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Bar]]:
+def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
     Bar.made = []
     monkeypatch.setattr("tqdm.tqdm", Bar)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    yield Bar.made
+    return Bar.made
 
 
 @pytest.fixture
@@ -106,3 +107,59 @@ def test_what_is_quiet_shows_nothing(bars: list[Bar]) -> None:
     with options.progress("converting", quiet=True) as show:
         assert show is None
     assert bars == []
+
+
+@pytest.fixture
+def unpinned(tmp_path: Path) -> Case:
+    """A case of one resource and one input whose digests are not those that its recipe pins."""
+    case = Case(tmp_path)
+    case.source({"w": words_of("BF16", 0x3F80)}, files={"tokenizer.json": b"{}"})
+    case.input("counts", b"12345678")
+    case.recipe(
+        f"{{resource: tokenizer, file: tokenizer.json, sha256: '{'0' * 64}'}}",
+        entry("w", [1], "BF16", "w"),
+        more=f"inputs: {{counts: {{sha256: '{'1' * 64}'}}}}\n",
+    )
+    return case
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_waived_pins_are_counted_and_with_v_listed(unpinned: Case, command: str) -> None:
+    ran = run_cli(*unpinned.arguments(command, "--unpinned"))
+    counted = "warning: 2 pins do not match; accepted by --unpinned"
+    assert (ran.code, ran.warnings) == (0, [f"{counted}, listed by plan -v, plan --json and in the report"])
+    assert "waived:" not in ran.err
+    listed = run_cli(*unpinned.arguments(command, "--unpinned", "-v", *(["--overwrite"] if command == "run" else [])))
+    assert (listed.code, listed.warnings) == (0, [counted])
+    waived = [line for line in listed.err.splitlines() if line.startswith("waived: ")]
+    assert waived == [f"waived: {text}" for text in unpinned_pins(unpinned)]
+
+
+def unpinned_pins(case: Case) -> list[str]:
+    """Returns what each of the two pins of the case must say, from the digests of the bytes."""
+    input_sha256 = "ef797c8118f02dfb649607dd5d3f8c7623048c9c063d532cc95c5ed7a898a64f"
+    resource_sha256 = "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+    return [
+        f"input counts ({case.inputs['counts']}): SHA-256 {input_sha256} found, {'1' * 64} required",
+        f"{case.recipe_path}:8:5: resource tokenizer: SHA-256 {resource_sha256} found in base:tokenizer.json, "
+        f"{'0' * 64} required",
+    ]
+
+
+def test_one_waived_pin_is_one(unpinned: Case) -> None:
+    text = unpinned.recipe_path.read_text(encoding="utf-8")
+    unpinned.recipe_path.write_text(text.replace(f"{{sha256: '{'1' * 64}'}}", "{}"), encoding="utf-8")
+    ran = unpinned.plan("--unpinned")
+    assert (ran.code, len(ran.warnings)) == (0, 1)
+    assert ran.warnings[0].startswith("warning: 1 pin does not match; accepted by --unpinned, ")
+
+
+def test_a_share_lists_what_its_plan_waives(unpinned: Case) -> None:
+    plan = unpinned.root / "plan.json"
+    assert unpinned.plan("--unpinned", "-o", plan, "--output", unpinned.output).code == 0
+    assert run_cli("prepare", "--plan", plan).code == 0
+    ran = run_cli("run", "--plan", plan, "--shard", "0/1", "-v")
+    assert ran.code == 0, ran.err
+    assert [line for line in ran.err.splitlines() if line.startswith("waived: ")] == [
+        f"waived: {text}" for text in unpinned_pins(unpinned)
+    ]

@@ -50,7 +50,7 @@ from ninfer_convert.source.acquisition import Access
               help="First hash every weight file that is used, and compare it with the hub's SHA-256.")
 @click.option("--dry-run", is_flag=True, help="Stop after the plan.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
-@click.option("-v", "--verbose", is_flag=True, help="Also print the plan's notes.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print the plan's notes and the pins that --unpinned accepts.")
 @click.pass_context
 def run(
     context: click.Context,
@@ -113,7 +113,8 @@ def run(
         chosen_threads(threads)
     memory = None if max_memory is None else chosen_memory(max_memory)
     how = How(threads=threads, memory=memory, resume=resume == "auto", quiet=quiet, connect=connect)
-    with planned(recipe_name, sources, inputs, prefixes, unpinned, "headers" if dry_run else how.access(job)) as plan:
+    access: Access = "headers" if dry_run else how.access(job)
+    with planned(recipe_name, sources, inputs, prefixes, unpinned, access, verbose=verbose) as plan:
         require_paths(plan, job)
         if verbose:
             for note in plan.notes:
@@ -133,6 +134,7 @@ def run(
 @click.option("--json", "as_json", is_flag=True, help="Print the whole plan as one JSON document.")
 @click.option("--objects", "with_objects", is_flag=True, help="List every object.")
 @click.option("--deep", is_flag=True, help="Also read and check every value.")
+@click.option("-v", "--verbose", is_flag=True, help="Also list the pins that --unpinned accepts.")
 @click.option("-o", "plan_path", metavar="PLAN.json", type=click.Path(path_type=Path),
               help="Also write the plan to a file, for `prepare`; with --output.")
 @click.option("--output", metavar="OUT.ninfer", type=click.Path(path_type=Path),
@@ -152,6 +154,7 @@ def plan(
     as_json: bool,
     with_objects: bool,
     deep: bool,
+    verbose: bool,
     plan_path: Path | None,
     output: Path | None,
     settings: tuple[str, ...],
@@ -168,7 +171,7 @@ def plan(
     change = None if what_if is None else what_if.change
     workers, memory = chosen_threads(threads), chosen_memory(max_memory)
     access: Access = "values" if deep else "headers"
-    with planned(recipe_name, sources, inputs, prefixes, unpinned, access, change=change) as made:
+    with planned(recipe_name, sources, inputs, prefixes, unpinned, access, change=change, verbose=verbose) as made:
         answer = None if what_if is None else what_if.document(made)
         if deep:
             from ninfer_convert.plan.budget import block_bytes

@@ -109,11 +109,13 @@ def planned(
     access: Access = "values",
     *,
     change: Callable[[Recipe], Recipe] | None = None,
+    verbose: bool = False,
 ) -> Iterator[Plan]:
     """Loads the recipe, opens its sources, plans; closes the sources afterwards. Warnings go to stderr.
 
     Args:
         change: makes of the loaded recipe the one that is planned.
+        verbose: tell every pin that is waived, not only how many.
     """
     from ninfer_convert.plan.planner import make_plan
     from ninfer_convert.recipe.loader import load_recipe
@@ -126,8 +128,11 @@ def planned(
         for warning in plan.warnings:
             say(f"warning: {warning}", err=True)
         if plan.waived:
-            text = "do not match; accepted by --unpinned, listed by plan --json and in the report"
-            say(f"warning: {len(plan.waived)} pins {text}", err=True)
+            count = "1 pin does" if len(plan.waived) == 1 else f"{len(plan.waived)} pins do"
+            listed = "" if verbose else ", listed by plan -v, plan --json and in the report"
+            say(f"warning: {count} not match; accepted by --unpinned{listed}", err=True)
+            for text in plan.waived if verbose else ():
+                say(f"waived: {text}", err=True)
         yield plan
 
 

@@ -58,12 +58,14 @@ def _protected(made: Plan) -> list[Path]:
 
 
 @contextlib.contextmanager
-def planned_again(plan_name: str, access: Access = "headers") -> Iterator[tuple[Plan, PlanFile]]:
+def planned_again(
+    plan_name: str, access: Access = "headers", *, verbose: bool = False
+) -> Iterator[tuple[Plan, PlanFile]]:
     """Plans what a plan file says, and requires that it is the same conversion still."""
     file = read_plan_file(plan_name)
     sources = tuple(f"{name}={place}" for name, place in file.sources.items())
     inputs = tuple(f"{name}={place}" for name, place in file.inputs.items())
-    with planned(file.recipe, sources, inputs, file.prefixes, file.unpinned, access) as made:
+    with planned(file.recipe, sources, inputs, file.prefixes, file.unpinned, access, verbose=verbose) as made:
         file.require_same(made)
         yield made, file
 
@@ -117,7 +119,7 @@ def run_shard(context: click.Context) -> None:
     from ninfer_convert.run.finalize import is_published
     from ninfer_convert.run.shares import require_prepared, run_share
 
-    with planned_again(plan_name, "values") as (made, file):
+    with planned_again(plan_name, "values", verbose=given["verbose"]) as (made, file):
         share = cut(made, choice.count)[choice.index]
         where = f"file bytes [{share.begin}, {share.end})" if share.begin < share.end else "no bytes"
         _say(f"share {share.name} ({choice.origin}): {where}", quiet)
