@@ -130,9 +130,9 @@ CHOICES = {
     "l.0.norm.weight": ("BF16", (128,), "BF16", (128,), ""),
     "l.0.A_log": ("F32", (48,), "FP32", (48,), ""),
     "l.0.half_bias": ("F16", (48,), "FP32", (48,), ""),
-    "l.0.in_proj_a.weight": ("BF16", (48, 5120), "BF16", (48, 5120), "kept as it is: small"),
-    "l.0.k.weight": ("BF16", (5120, 32), "BF16", (5120, 32), "kept as it is: small"),
-    "l.0.q_norm.weight": ("BF16", (128, 128), "BF16", (128, 128), "kept as it is: a norm"),
+    "l.0.in_proj_a.weight": ("BF16", (48, 5120), "BF16", (48, 5120), "not encoded: small"),
+    "l.0.k.weight": ("BF16", (5120, 32), "BF16", (5120, 32), "not encoded: small"),
+    "l.0.q_norm.weight": ("BF16", (128, 128), "BF16", (128, 128), "not encoded: a norm"),
     "l.0.mlp.gate.weight": ("BF16", (128, 256), "BF16", (128, 256), "a router"),
     "l.0.gated.gate.weight": ("BF16", (1024, 256), "Q5G64_F16S", (1024, 256), ""),
     "e.position_embeddings.weight": ("F32", (512, 384), "FP32", (512, 384), "positions"),
@@ -184,7 +184,7 @@ def test_a_matrix_that_a_format_does_not_make_smaller_stays(tmp_path: Path) -> N
     ]
     assert isinstance(wide, Placed)
     assert isinstance(narrow, Placed)
-    assert (wide.made.numeric.name, wide.made.comment) == ("BF16", "kept as it is: W8G32_F16S would not be smaller")
+    assert (wide.made.numeric.name, wide.made.comment) == ("BF16", "not encoded: W8G32_F16S would not be smaller")
     assert narrow.made.numeric.name == "Q4G64_F16S"
 
 
@@ -246,7 +246,7 @@ objects:
     objects:
       - when: {l: layers_conv}
         objects:
-          # Kept as it is: no matrix.
+          # Not encoded: no matrix.
           - {name: layers/<l>/conv, shape: [64, 1, 4], format: BF16, value: model.layers.<l>.conv.weight}
       - {name: layers/<l>/input_layernorm, shape: [128], format: BF16, value: model.layers.<l>.input_layernorm.weight}
       - {name: layers/<l>/mlp/down_proj, shape: [128, 256], format: Q5G64_F16S, encoder: MAXABS_F16_RECIP_RNE_V1,
@@ -488,6 +488,7 @@ def test_a_tied_head_is_stated(tmp_path: Path, head: Shapes) -> None:
         ({**TIED, "text_config": {"tie_word_embeddings": False}}, HEAD, "# config.json contradicts itself about tie_"),
         (TIED, {"lm_head.weight": ("BF16", (128, 128))}, "# config.json says that the output head is tied to the emb"),
         (TIED, {"shared.weight": ("BF16", (128, 128))}, "# config.json says that the output head is tied to the emb"),
+        ({"architectures": ["TinyForCausalLM"]}, {}, "# No lm_head.weight is here, and config.json does not say that"),
         ({**TIED, "architectures": ["BertModel"]}, {}, None),
         ({**TIED, "tie_word_embeddings": False}, HEAD, None),
     ],
@@ -498,7 +499,7 @@ def test_what_cannot_be_tied_is_stored_as_it_is(
     place = write_hollow(tmp_path / "m", {**EMBEDDING, **tensors}, config=config)
     draft = drafted(place)
     assert "tied:" not in draft.text
-    notes = [line for line in draft.text.split("\n") if line.startswith("# config.json")]
+    notes = [line for line in draft.text.split("\n") if line.startswith("# ") and "config.json" in line]
     assert len(notes) == (note is not None)
     assert note is None or notes[0].startswith(note)
     require_every_tensor_once(planned(draft, tmp_path, place))

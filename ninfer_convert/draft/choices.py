@@ -214,7 +214,7 @@ def _tensor(info: TensorInfo, source: str, matrix: NumericFormat) -> Placed | Un
     numeric: NumericFormat = direct or BF16
     if info.dtype in FLOAT_DTYPES and len(shape) > 1:
         if reason := _why_direct(info, matrix, numeric):
-            comment = f"kept as it is: {reason}"
+            comment = f"not encoded: {reason}"
         else:
             numeric, before, after = matrix, "", ""
             if len(shape) == 3:

@@ -23,6 +23,8 @@ HEADS = {"whisper": "proj_out.weight"}
 
 HEAD = "lm_head.weight"
 
+_OTHER_HEADS = ("output.weight", "embed_out.weight", "language_model.lm_head.weight")
+
 _EMBEDDING = re.compile(r"(?:.*\.)?(?:embed_tokens|tok_embeddings|word_embeddings|wte|shared)\.weight")
 _GENERATES = re.compile(".*(?:ForCausalLM|LMHeadModel|ForConditionalGeneration)")
 _WRITABLE = re.compile("[^<>]{1,900}")
@@ -109,12 +111,14 @@ def _tie(winners: dict[str, Placed], checkpoint: Checkpoint) -> Iterator[str]:
     ties = {value for value in said if isinstance(value, bool)}
     architectures = config.get("architectures")
     generates = isinstance(architectures, list) and any(_GENERATES.fullmatch(str(name)) for name in architectures)
+    name = HEADS.get(str(config.get("model_type")), HEAD)
     if ties != {True} or not generates:
         if ties == {True, False}:
             yield "config.json contradicts itself about tie_word_embeddings: see to the output head."
+        elif generates and not winners.keys() & {name, *_OTHER_HEADS}:
+            yield f"No {name} is here, and config.json does not say that the output head is tied: see to it."
         return
     embeddings = [item for item in winners.values() if _EMBEDDING.fullmatch(item.name)]
-    name = HEADS.get(str(config.get("model_type")), HEAD)
     head = winners.get(name)
     if len(embeddings) != 1 or embeddings[0].made.is_copy or (head and head.made.is_copy):
         yield "config.json says that the output head is tied to the embedding; the draft has no object for it."
