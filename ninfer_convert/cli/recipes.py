@@ -10,6 +10,7 @@ from ninfer_convert.cli.options import print_json
 from ninfer_convert.cli.output import say
 from ninfer_convert.cli.recipe_check import check_recipe
 from ninfer_convert.cli.recipe_init import init
+from ninfer_convert.cli.recipe_schema import print_schema
 from ninfer_convert.cli.recipe_show import show_recipe
 from ninfer_convert.cli.recipe_tune import tune_recipe
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
@@ -25,6 +26,7 @@ def recipe() -> None:
 
 recipe.add_command(check_recipe)
 recipe.add_command(init)
+recipe.add_command(print_schema)
 recipe.add_command(show_recipe)
 recipe.add_command(tune_recipe)
 
