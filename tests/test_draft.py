@@ -498,7 +498,7 @@ def test_what_cannot_be_tied_is_stored_as_it_is(
 ) -> None:
     place = write_hollow(tmp_path / "m", {**EMBEDDING, **tensors}, config=config)
     draft = drafted(place)
-    assert "tied:" not in draft.text
+    assert "{tied:" not in draft.text
     notes = [line for line in draft.text.split("\n") if line.startswith("# ") and "config.json" in line]
     assert len(notes) == (note is not None)
     assert note is None or notes[0].startswith(note)
