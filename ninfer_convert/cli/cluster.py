@@ -52,8 +52,8 @@ def _connected(dask: str) -> Iterator[Workers]:
     def tell(text: str) -> None:
         say(text, err=True)
 
-    with connected(dask, tell) as client:
-        yield Workers(client, tell)
+    with connected(dask, tell) as (client, interrupts):
+        yield Workers(client, interrupts, tell)
 
 
 def require_dask_options(*, stream: bool, dry_run: bool, shard: bool) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ninfer_convert.allowance import MAX_THREADS, allowed_threads, worker_slots
+from ninfer_convert.cluster.interrupts import Interrupts, for_this_process_alone
 from ninfer_convert.errors import OutputError, UsageError, printable
 
 CONNECT_SECONDS = 30
@@ -49,8 +50,8 @@ def local_workers(place: str) -> int | None:
 
 
 @contextlib.contextmanager
-def connected(place: str, tell: Tell) -> Iterator[Any]:
-    """Yields a `distributed.Client`.
+def connected(place: str, tell: Tell) -> Iterator[tuple[Any, Interrupts]]:
+    """Yields a `distributed.Client`, and the interrupts while it is connected.
 
     Args:
         place: `local:N`, the address of a scheduler such as `tcp://host:8786`, or the file that it has written its
@@ -63,11 +64,17 @@ def connected(place: str, tell: Tell) -> Iterator[Any]:
     """
     require_dask()
     workers = local_workers(place)
-    with _quiet(), contextlib.ExitStack() as stack:
-        if workers is None:
-            yield stack.enter_context(_client_of(place))
-        else:
-            yield stack.enter_context(_own_cluster(_allowed(workers, tell)))
+    opened = _client_of(place) if workers is None else _own_cluster(_allowed(workers, tell))
+    with _quiet(), Interrupts() as interrupts, contextlib.ExitStack() as stack:
+        with interrupts.put_off():
+            client = stack.enter_context(opened)
+        try:
+            interrupts.require_none()
+            yield client, interrupts
+        finally:
+            # What is done is done: an interrupt comes too late.
+            with interrupts.put_off():
+                stack.close()
 
 
 def _allowed(workers: int, tell: Tell) -> int:
@@ -101,28 +108,26 @@ def _own_cluster(workers: int) -> Iterator[Any]:
     import dask
     from distributed import Client, LocalCluster
 
-    settings = {
-        "distributed.scheduler.allowed-failures": WORKER_DEATHS,
-        "distributed.worker.preload": ["ninfer_convert.cluster.preload"],
-    }
     with (
         tempfile.TemporaryDirectory(prefix="ninfer-convert-", ignore_cleanup_errors=True) as directory,
-        dask.config.set(settings),
-        LocalCluster(
-            n_workers=workers,
-            threads_per_worker=worker_slots(workers),
-            processes=True,
-            host="127.0.0.1",
-            dashboard_address=None,
-            worker_dashboard_address=None,
-            # The processes keep to their --max-memory by themselves.
-            memory_limit=0,
-            local_directory=directory,
-            silence_logs=logging.CRITICAL + 1,
-        ) as cluster,
-        Client(cluster, set_as_default=False, name="ninfer-convert") as client,
+        dask.config.set({"distributed.scheduler.allowed-failures": WORKER_DEATHS}),
+        contextlib.ExitStack() as stack,
     ):
-        yield client
+        with for_this_process_alone():
+            cluster = LocalCluster(
+                n_workers=workers,
+                threads_per_worker=worker_slots(workers),
+                processes=True,
+                host="127.0.0.1",
+                dashboard_address=None,
+                worker_dashboard_address=None,
+                # The processes keep to their --max-memory by themselves.
+                memory_limit=0,
+                local_directory=directory,
+                silence_logs=logging.CRITICAL + 1,
+            )
+        stack.enter_context(cluster)
+        yield stack.enter_context(Client(cluster, set_as_default=False, name="ninfer-convert"))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 
 from ninfer_convert import __version__
 from ninfer_convert.cluster.connection import Tell
+from ninfer_convert.cluster.interrupts import Interrupts
 from ninfer_convert.cluster.order import Order, ShareEnd
 from ninfer_convert.errors import ConvertError, OutputError, UsageError, printable
 
@@ -44,8 +45,8 @@ class WorkerError(ConvertError):
 class Workers:
     """The workers of one client."""
 
-    def __init__(self, client: Any, tell: Tell) -> None:
-        self.client, self.tell = client, tell
+    def __init__(self, client: Any, interrupts: Interrupts, tell: Tell) -> None:
+        self.client, self.interrupts, self.tell = client, interrupts, tell
 
     def slots(self) -> Mapping[str, int]:
         """Returns the slots of every worker there is now, by address.
@@ -72,6 +73,7 @@ class Workers:
             if time.monotonic() > deadline:
                 raise _no_workers()
             time.sleep(POLL_SECONDS)
+            self.interrupts.require_none()
             found = self.slots()
         return found
 
@@ -128,8 +130,9 @@ class _Giving:
         for topic, hear in topics.items():
             self.client.subscribe_topic(topic, hear)
         try:
-            self._submit()
-            self._collect(progress)
+            with self.workers.interrupts.put_off():
+                self._submit()
+                self._collect(progress)
         except BaseException:
             self._stop()
             raise
@@ -152,6 +155,7 @@ class _Giving:
     def _collect(self, progress: Callable[[int, int], None] | None) -> None:
         looked = seen = time.monotonic()
         while self.futures:
+            self.workers.interrupts.require_none()
             with contextlib.suppress(Empty):
                 self._take(self.ended.get(timeout=POLL_SECONDS))
             with contextlib.suppress(Empty):
@@ -193,9 +197,9 @@ class _Giving:
         if isinstance(error, KilledWorker):
             index = str(error.task).rpartition("-")[2]
             raise OutputError(
-                f"share {index}/{self.order.count}: {error.allowed_failures + 1} workers died while they made it, the "
-                f"last was {printable(error.last_worker.address)}; what ended them, such as a limit of memory or "
-                "time, is in the logs of the cluster"
+                f"share {index}/{self.order.count}: its worker died {error.allowed_failures + 1} times, the last one "
+                f"was {printable(error.last_worker.address)}; what ended it, such as a limit of memory or time, is in "
+                "the log of the cluster"
             )
         if isinstance(error, ImportError):
             # A worker that has joined meanwhile; asked again, it is named.
