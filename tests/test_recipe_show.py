@@ -11,9 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import hostile
 import pytest
+import strategies
 from case_tools import Case, Ran, changed, entry, f32, filled, modelopt, nvfp4, require_refusal, run_cli
 from commands import source_arguments
+from hypothesis import HealthCheck, given, settings
 from miniatures import Miniatures
 from recipe_texts import DIGEST, HEAD, SMALL, TUNE
 
@@ -474,6 +477,37 @@ decided by recipe.yaml:7:5  declared {resource: r, any: [{file: r.txt}, {file: t
     assert f"problem    recipe.yaml:7:5: resource r: {problem}\n" in text
     case.recipe("{resource: r, file: r.txt}", entry("x", [1], "FP32", "a"))
     assert "problem    recipe.yaml:7:5: resource r was not found; looked at: base:r.txt" in explain(case, "r", code=1)
+
+
+def test_an_optional_component_that_is_absent_whole_is_left_out(case: Case) -> None:
+    case.source({"a": f32(1.0)})
+    inside = f"{{resource: r, file: r.txt}}, {entry('y', [1], 'FP32', 'b')}"
+    case.recipe(entry("x", [1], "FP32", "a"), f"{{component: c, optional: true, objects: [{inside}]}}")
+    text = explain(case, "*")
+    assert text.count("component  c, which is optional and absent from the source: left out\n") == 2
+    assert "problem" not in text
+    assert "reads      base:a" in text
+    case.source({"a": f32(1.0), "b": f32(1.0)})
+    assert "problem    recipe.yaml:8:" in explain(case, "r", code=1)
+    assert "left out" not in explain(case, "y")
+
+
+def test_strange_recipes_are_shown_or_refused(tmp_path: Path) -> None:
+    hostile.prepare(tmp_path)
+    where = ("--source", tmp_path / "fitting", "--input", f"counts={tmp_path / 'counts'}")
+
+    @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+    @given(strategies.recipes())
+    def shown(data: bytes) -> None:
+        path = tmp_path / "recipe.yaml"
+        path.write_bytes(data)
+        for options in ((), ("--object", "*"), ("--object", "*", *where), ("--diff", "demo")):
+            ran = run_cli("recipe", "show", path, *options)
+            assert ran.code in (0, 1, 2)
+            assert "internal:" not in ran.err
+            assert (ran.out + ran.err).replace("\n", "").isprintable()
+
+    shown()
 
 
 # -- differences ----------------------------------------------------------------------------------------------

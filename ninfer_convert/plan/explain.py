@@ -16,6 +16,7 @@ from typing import Any, Literal
 from ninfer_convert.errors import ConvertError, printable
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import RAW_BYTES, geometry
+from ninfer_convert.plan.components import left_out
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.plan.implied import Facts, implied, merged_shapes, result
 from ninfer_convert.plan.resources import origin_text, read_resource
@@ -73,18 +74,23 @@ class Explainer:
         self._sources = sources
         self._inputs = inputs or {}
         self._binder = None if sources is None else Binder(sources, self._inputs)
+        self._left_out = frozenset() if self._binder is None else left_out(recipe, self._binder)
 
     def resource(self, spec: ResourceSpec) -> Json:
-        """Returns what is stored and where it may come from; with sources which place it is taken from."""
+        """Returns what is stored and where it may come from; with sources which place it is taken from.
+
+        It has `problems`, and `left_out` if it belongs to an optional component that the sources lack.
+        """
         found: Json = {
             "name": spec.name,
             "kind": "resource",
             "layout": RAW_BYTES,
             "component": spec.component,
+            "left_out": spec.component in self._left_out,
             "sha256": spec.sha256,
             "places": [origin_text(origin) for origin in spec.origins],
         }
-        if self._sources is None:
+        if self._sources is None or found["left_out"]:
             return {**found, "bytes": None, "problems": []}
         findings, taken = Findings(unpinned=True), None
         try:
@@ -109,6 +115,7 @@ class Explainer:
             "encoder": spec.encoder,
             "words": spec.words,
             "component": spec.component,
+            "left_out": spec.component in self._left_out,
             "require": [requirement_text(requirement) for requirement in spec.requirements],
             "expression": _step_json(step),
             "rounds": list(_roundings(spec, numeric)),
@@ -118,6 +125,8 @@ class Explainer:
         }
         if self._binder is None:
             return {**found, "sources": None, "source_bytes": None}
+        if found["left_out"]:
+            return {**found, "sources": [], "source_bytes": 0, "problems": []}
         if not found["problems"]:
             found["problems"] = _stored_problems(spec, step)
         tensors = list(self._tensors(spec))

@@ -34,8 +34,7 @@ def _several(label: str, texts: Iterator[str] | Sequence[str] | map[str]) -> lis
 def _tensor(found: Json) -> list[tuple[str, str]]:
     by = f", encoded by {found['encoder']}" if found["encoder"] else ", words copied" if found["words"] else ""
     pairs = [("shape", shape_text(found["shape"])), ("format", f"{found['format']} in {found['layout']}{by}")]
-    if found["component"]:
-        pairs.append(("component", printable(found["component"])))
+    pairs += _component(found)
     if found["require"]:
         pairs.append(("require", ", ".join(found["require"])))
     pairs += _several("made of", _tree(found["expression"]))
@@ -50,8 +49,7 @@ def _tensor(found: Json) -> list[tuple[str, str]]:
 
 def _resource(found: Json) -> list[tuple[str, str]]:
     pairs = [("resource", f"stored byte for byte as {found['layout']}")]
-    if found["component"]:
-        pairs.append(("component", printable(found["component"])))
+    pairs += _component(found)
     pairs += _several("from", map(printable, found["places"]))
     pairs.append(("SHA-256", found["sha256"] or "not pinned: any content will do"))
     if found.get("taken_from"):
@@ -59,6 +57,13 @@ def _resource(found: Json) -> list[tuple[str, str]]:
     if found["bytes"] is not None:
         pairs.append(("bytes", f"{found['bytes']:,}"))
     return pairs
+
+
+def _component(found: Json) -> list[tuple[str, str]]:
+    if not found["component"]:
+        return []
+    absent = ", which is optional and absent from the source: left out" if found["left_out"] else ""
+    return [("component", printable(found["component"]) + absent)]
 
 
 def _tree(step: Json) -> list[str]:

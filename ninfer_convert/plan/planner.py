@@ -24,12 +24,13 @@ from ninfer_convert.plan.agreement import (
     require_inputs_unchanged,
 )
 from ninfer_convert.plan.casts import CASTS, WORD_BYTES
+from ninfer_convert.plan.components import component_leaves, left_out
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.plan.requirements import require
 from ninfer_convert.plan.resources import read_resource
 from ninfer_convert.plan.transform import AbsentError, Binder, MissingError, Words
 from ninfer_convert.plan.value import Identical, SourceTensor, Value, elements, load, source_tensors, where
-from ninfer_convert.recipe.expression import Expression, Module, Tensor, leaves
+from ninfer_convert.recipe.expression import Tensor
 from ninfer_convert.recipe.model import Recipe, ResourceOrigin, ResourceSpec, TensorSpec
 from ninfer_convert.source.checkpoint import Checkpoint
 
@@ -227,20 +228,16 @@ class _Planner:
         if not is_named and not isinstance(error, AbsentError):
             self.findings.problem(*error.messages)
 
-    def _absent_components(self) -> set[str]:
-        """Returns the optional components that are absent whole; reports those that are absent in part.
-
-        What objects outside a component read as well says nothing about it, unless it reads nothing else.
-        """
-        absent = set()
-        for component, named in self._members().items():
+    def _absent_components(self) -> frozenset[str]:
+        """Returns the optional components that are absent whole; reports those that are absent in part."""
+        absent = left_out(self.recipe, self.binder)
+        for component, named in component_leaves(self.recipe).items():
+            if component in absent:
+                self.findings.notes.append(f"component {component} is absent from the source and was left out")
+                continue
             missing = [leaf for leaf in named if not self.binder.has(leaf)]
             is_optional = component in self.recipe.optional_components
             if not missing:
-                continue
-            if is_optional and len(missing) == len(named):
-                absent.add(component)
-                self.findings.notes.append(f"component {component} is absent from the source and was left out")
                 continue
             self.partial.add(component)
             drop = f"left out with `change: [drop: {component}/*]`"
@@ -255,23 +252,6 @@ class _Planner:
                 f"{len(missing)} of {len(named)} missing; {advice}"
             )
         return absent
-
-    def _members(self) -> dict[str, list[Expression]]:
-        """Returns the tensors and modules by which every component is known, each once."""
-        if all(item.component is None for item in self.recipe.objects):
-            return {}
-        read: dict[str | None, dict[str, Expression]] = {}
-        readers: dict[str, set[str | None]] = {}
-        for item in self.recipe.objects:
-            for leaf in leaves(item.value) if isinstance(item, TensorSpec) else ():
-                if isinstance(leaf, (Tensor, Module)):
-                    read.setdefault(item.component, {}).setdefault(str(leaf), leaf)
-                    readers.setdefault(str(leaf), set()).add(item.component)
-        return {
-            component: [leaf for name, leaf in named.items() if len(readers[name]) == 1] or list(named.values())
-            for component, named in read.items()
-            if component is not None
-        }
 
     # -- objects --------------------------------------------------------------------------------------------
 
