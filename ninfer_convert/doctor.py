@@ -58,8 +58,8 @@ def examine(*, warm: bool = False) -> Iterator[Finding]:
         yield _warmed()
     yield _kernels()
     yield from _hub()
-    yield _directory("working directory", os.curdir)
-    yield _directory("temporary files", os.environ.get("TMPDIR") or "/tmp")
+    yield _directory("working directory", os.curdir, "note", "write elsewhere with -o")
+    yield _directory("temporary files", os.environ.get("TMPDIR") or "/tmp", "note", "set TMPDIR")
 
 
 # -- versions -------------------------------------------------------------------------------------------------
@@ -178,11 +178,11 @@ def _hub() -> Iterator[Finding]:
     yield Finding("hub", "note" if settings.is_offline else "ok", printable(offline), settings.server)
     token = "there is one" if settings.has_token else "none; public repositories need none"
     yield Finding("hub token", "ok", token, settings.has_token)
-    yield _directory("hub cache", settings.cache)
+    yield _directory("hub cache", settings.cache, "problem", "set HF_HOME, or use --stream or directories only")
 
 
-def _directory(subject: str, place: str) -> Finding:
-    """Looks at a directory, or at the one that it would be made in."""
+def _directory(subject: str, place: str, unwritable: Severity, fix: str) -> Finding:
+    """Looks at a directory, or at the one that it would be made in; `fix` is what to do if it cannot be written."""
     try:
         path = Path(place).absolute()
         existing = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -193,8 +193,8 @@ def _directory(subject: str, place: str) -> Finding:
     value = {"directory": os.fspath(path), "free_bytes": free}
     text = f"{_size(free)} free in {_shown(path)}"
     if not os.access(existing, os.W_OK | os.X_OK):
-        text = f"{_shown(existing)} cannot be written"
-        return Finding(subject, "problem", text, value, "make it writable, or name another")
+        text = f"{_shown(path)}: {_shown(existing)} cannot be written"
+        return Finding(subject, unwritable, text, value, fix)
     if free < LITTLE_SPACE:
         return Finding(subject, "note", text, value, "an artifact may need more")
     return Finding(subject, "ok", text, value)

@@ -123,6 +123,12 @@ def below_a_file(patch: pytest.MonkeyPatch, place: Path) -> None:
     patch.setenv("TMPDIR", str(place / "file" / "tmp"))
 
 
+def hub_below_a_file(patch: pytest.MonkeyPatch, place: Path) -> None:
+    (place / "file").touch(mode=0o600)
+    settings = hub.ClientSettings(str(place / "file" / "hub"), "https://hub.example", is_offline=False, has_token=False)
+    patch.setattr(hub, "client_settings", lambda: settings)
+
+
 def failing_warm() -> None:
     raise RuntimeError("numba 9 passes arguments in another way: \x1b")
 
@@ -161,7 +167,8 @@ TOLD: list[tuple[Patch, str, str]] = [
     (lambda patch, _: patch.setattr(doctor.shutil, "disk_usage", lambda place: usage(1000)),
      "note     working directory: 1000 bytes free in ", "note"),
     (gone, "problem  working directory: .: No such file or directory; change to a directory that is there", "problem"),
-    (below_a_file, "/file cannot be written; make it writable, or name another", "problem"),
+    (below_a_file, "/file cannot be written; set TMPDIR", "note"),
+    (hub_below_a_file, "/file cannot be written; set HF_HOME, or use --stream or directories only", "problem"),
 ]  # fmt: skip
 
 
