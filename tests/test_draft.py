@@ -437,7 +437,7 @@ def test_modules_of_other_forms_are_ignored_whole_and_the_reason_is_told(
     assert [line for line in ignored.splitlines() if "#" not in line] == [f"  - m.{field}" for field in sorted(
         fields, key=lambda field: (field != "weight", field)
     )]
-    assert draft.notes == (f"{len(fields)} tensors ignored; the draft says why",)
+    assert draft.notes == (f"{len(fields)} tensors in no object; see `ignore` in the draft for the reasons",)
     require_every_tensor_once(planned(draft, tmp_path, place))
 
 
@@ -458,6 +458,7 @@ def test_of_two_sources_words_come_first_then_what_stands_first(tmp_path: Path) 
         "  base:\n    # The words come from source quantized.\n    - a.weight\n"
         "  quantized:\n    # Taken from source base.\n    - b.weight\n    - norm.weight"
     )
+    assert draft.notes == ()
     plan = planned(draft, tmp_path, *places)
     require_every_tensor_once(plan)
     assert [item.content for item in plan.objects if isinstance(item, PlannedResource)] == [b"base"]

@@ -330,7 +330,7 @@ def test_tensors_that_the_shipped_recipe_does_not_know_are_ignored_in_loops_of_t
     text = init(tmp_path, write_tune(tmp_path / "tune", more={**more, "score.weight": ("BF16", (2, 5120))}))
     assert text.endswith(
         "\nsets:\n  unused_layers: {from: 0, through: 63}\n\n"
-        "# 65 tensors that the shipped recipe knows nothing of; add objects if the engine does.\n"
+        "# 65 tensors that no object of the shipped recipe is made of; add objects if the engine wants them.\n"
         "ignore:\n  - for: {l: unused_layers}\n    names:\n      - model.language_model.layers.<l>.extra.scale\n"
         "  - score.weight\n"
     )
@@ -405,7 +405,7 @@ def test_a_checkpoint_on_the_hub_is_pinned_and_only_its_headers_are_fetched(tmp_
 def test_standard_output_gets_the_recipe_and_nothing_else(tmp_path: Path) -> None:
     place = write_hollow(tmp_path / "model", {**TENSORS, "mask": ("BOOL", (4,))}, config=CONFIG)
     ran = run_cli("recipe", "init", place)
-    assert (ran.code, ran.err) == (0, "note: 1 tensor ignored; the draft says why\n")
+    assert (ran.code, ran.err) == (0, "note: 1 tensor in no object; see `ignore` in the draft for the reasons\n")
     assert ran.out == init(tmp_path, place)
 
 
@@ -475,3 +475,12 @@ def test_what_cannot_be_meant_is_refused(
     ran = run_cli("recipe", "init", *(argument.format(model=place) for argument in arguments))
     assert (ran.code, ran.out) == (code, ""), ran.err
     assert message in ran.err
+
+
+def test_a_file_that_cannot_be_used_is_told_and_not_dropped(tmp_path: Path) -> None:
+    pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
+    for files in (FILES | {"tokenizer.json": pointer}, {"tokenizer.json": pointer}):
+        place = write_tune(tmp_path / str(len(files)), files=files)
+        ran = run_cli("recipe", "init", place)
+        assert (ran.code, ran.out) == (1, "")
+        assert "tokenizer.json: is a Git LFS pointer, not the file itself; run `git lfs pull`" in ran.err

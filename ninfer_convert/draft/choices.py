@@ -71,10 +71,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Unplaced:
-    """A tensor that becomes nothing, and why."""
+    """A tensor that becomes nothing, and why; `is_elsewhere` when another source supplies it."""
 
     name: str
     reason: str
+    is_elsewhere: bool = False
 
 
 def choose(checkpoint: Checkpoint, source: str, matrix: NumericFormat) -> Iterator[Placed | Unplaced]:

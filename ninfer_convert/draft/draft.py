@@ -21,7 +21,7 @@ from ninfer_convert.draft.placement import Placement, place
 from ninfer_convert.draft.sets import Sets
 from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
 from ninfer_convert.draft.trial import tried
-from ninfer_convert.errors import ConvertError, SourceError, UsageError, printable
+from ninfer_convert.errors import PlanError, SourceError, UsageError, printable
 from ninfer_convert.formats import W8G32_F16S, NumericFormat
 from ninfer_convert.source.checkpoint import Checkpoint
 
@@ -30,9 +30,6 @@ DEFAULT_MATRIX = W8G32_F16S
 
 _PLACE = re.compile(r"^.*?\.yaml:[0-9]+:[0-9]+: ")
 """Where in a recipe something is wrong, at the beginning of a message."""
-
-ONLY_ADVICE = "Nothing in it has been measured: look at it before you use it"
-
 
 _Group = tuple[str, tuple[Node, ...]]
 """Why tensors are left out, and their names."""
@@ -70,7 +67,7 @@ def draft_recipe(
         for extension in extensions(sources, inputs):
             try:
                 objects = tried(extension.text, extension.sources, inputs, without=extension.wanted)
-            except ConvertError as error:
+            except PlanError as error:
                 reasons.append(_reason(extension, error))
                 continue
             return Draft(extension.text, extension.base, objects, extension.notes)
@@ -80,9 +77,9 @@ def draft_recipe(
     placement = place(sources, matrix or DEFAULT_MATRIX)
     text = full_text(sources, placement, matrix or DEFAULT_MATRIX, reasons[:1])
     objects = tried(text, sources, {})
-    left = sum(map(len, placement.unplaced.values()))
-    notes = [f"{count(left, 'tensor')} ignored; the draft says why"] if left else []
-    return Draft(text, None, objects, tuple(notes))
+    lost = sum(1 for entries in placement.unplaced.values() for entry in entries if not entry.is_elsewhere)
+    notes = (f"{count(lost, 'tensor')} in no object; see `ignore` in the draft for the reasons",) if lost else ()
+    return Draft(text, None, objects, notes)
 
 
 def full_text(
@@ -95,11 +92,7 @@ def full_text(
         (tuple(item.name.split(".")), item.made)
         for item in sorted(placement.placed, key=lambda item: (order(item.name.split(".")), item.made.role))
     )
-    ignored = {
-        source: [(reason, fold((glob_parts(name), None) for name in names)) for reason, names in groups.items()]
-        for source, groups in ((source, _by_reason(entries)) for source, entries in placement.unplaced.items())
-        if groups
-    }
+    ignored = {source: _groups(entries) for source, entries in placement.unplaced.items() if entries}
     sets = Sets([objects, *(tree for groups in ignored.values() for _, tree in groups)])
     names = Names(placement.placed)
     body = ["objects:"]
@@ -110,8 +103,8 @@ def full_text(
         body += ["", "ignore:", *_ignore_lines(ignored, Writer(names, sets, default, "names"), len(sources) > 1)]
     lines = [
         *comment(
-            f"A draft for {printable(name)}, made from the headers of its checkpoint. {ONLY_ADVICE}.\n"
-            f"{count(len(placement.placed), 'tensor')}, in stored order.",
+            f"A draft for {printable(name)}, made from the headers of its checkpoint. Nothing in it has been measured: "
+            f"look at it before you use it.\n{count(len(placement.placed), 'tensor')}, in stored order.",
             0,
         ),
         *(line for note in (*reasons, *placement.notes) for line in comment(note, 0)),
@@ -148,11 +141,12 @@ def _require_usable(sources: Mapping[str, Checkpoint]) -> None:
         raise SourceError(*problems)
 
 
-def _by_reason(entries: tuple[Unplaced, ...]) -> dict[str, list[str]]:
-    groups: dict[str, list[str]] = {}
+def _groups(entries: Sequence[Unplaced]) -> list[_Group]:
+    """Returns what becomes nothing, folded into loops, by reason."""
+    names: dict[str, list[str]] = {}
     for entry in sorted(entries, key=lambda entry: order(entry.name.split("."))):
-        groups.setdefault(entry.reason, []).append(entry.name)
-    return groups
+        names.setdefault(entry.reason, []).append(entry.name)
+    return [(reason, fold((glob_parts(name), None) for name in found)) for reason, found in names.items()]
 
 
 def _ignore_lines(ignored: Mapping[str, Sequence[_Group]], writer: Writer, by_source: bool) -> list[str]:
@@ -174,7 +168,7 @@ def _dtypes(source: str, checkpoint: Checkpoint, placement: Placement) -> set[st
     return {tensors[name].dtype for name in used if name in tensors}
 
 
-def _reason(extension: Extension, error: ConvertError) -> str:
+def _reason(extension: Extension, error: PlanError) -> str:
     """Returns the first thing that is wrong with an extension, without the paths of this machine."""
     message = _PLACE.sub("", error.messages[0])
     for checkpoint in extension.sources.values():

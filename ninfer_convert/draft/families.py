@@ -21,7 +21,7 @@ from ninfer_convert.draft.prefixes import prefix_rules, renamed
 from ninfer_convert.draft.sets import Sets
 from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
 from ninfer_convert.draft.trial import needs
-from ninfer_convert.errors import ConvertError, printable
+from ninfer_convert.errors import PlanError, printable
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.plan.resources import read_resource
 from ninfer_convert.plan.transform import Binder
@@ -39,7 +39,6 @@ MIN_SHARE = 0.5
 MAX_TRIED = 3
 MAX_DROPS = 40
 """Entries of `change` that leave objects out; a recipe that needs more is another one."""
-
 
 _WHOLE = "Not in this checkpoint."
 _PART = "Missing, though others of the kind are there: see whether the checkpoint is complete."
@@ -87,7 +86,8 @@ def extensions(sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path]) ->
     """Yields drafts that extend shipped recipes of the same family, the most alike first.
 
     Raises:
-        ConvertError: an input or a resource cannot be read.
+        PlanError: a small file beside the weights cannot be used.
+        OutputError: an input or a source cannot be read.
     """
     matches = [match for name in shipped_recipes() if (match := _match(name, sources))]
     ranked = sorted(matches, key=_Match.rank)[:MAX_TRIED]
@@ -116,10 +116,13 @@ def _match(name: str, sources: Mapping[str, Checkpoint]) -> _Match | None:
     match.is_same = all(checkpoint.repo == recipe.sources[source].repo for source, checkpoint in sources.items())
     for item in recipe.objects:
         if isinstance(item, ResourceSpec) and not needs(item):
+            files = [origin for origin in item.origins if origin.file and sources[origin.source].has_file(origin.file)]
             try:
                 match.digests[item.name] = read_resource(item, sources, {}, Findings(unpinned=True)).sha256
-            except ConvertError:
-                continue
+            except PlanError:
+                # A member of a file may be missing; a file that is there and cannot be used is no difference to state.
+                if any(origin.member is None for origin in files):
+                    raise
     return match
 
 
@@ -330,8 +333,8 @@ def _ignore_lines(match: _Match) -> list[str]:
     sets = Sets(trees.values(), prefix="unused_")
     writer = Writer(Names(()), sets, "", "names")
     total = sum(map(len, match.unused.values()))
-    text = f"{count(total, 'tensor')} that the shipped recipe knows nothing of; add objects if the engine does."
-    lines = [*comment(text, 0), "ignore:"]
+    text = f"{count(total, 'tensor')} that no object of the shipped recipe is made of"
+    lines = [*comment(f"{text}; add objects if the engine wants them.", 0), "ignore:"]
     if len(match.unused) > 1:
         for source, tree in trees.items():
             lines += [f"  {source}:", *writer.lines(tree, indent=4)]

@@ -73,7 +73,7 @@ def place(sources: Mapping[str, Checkpoint], matrix: NumericFormat) -> Placement
             loser = held if is_better else found if held is not None else None
             if loser is not None:
                 reason = _other_source(loser, winners[key])
-                unplaced[loser.made.source] += (Unplaced(name, reason) for name in loser.tensors)
+                unplaced[loser.made.source] += (Unplaced(name, reason, is_elsewhere=True) for name in loser.tensors)
     if not winners:
         reasons = {entry.reason for entries in unplaced.values() for entry in entries}
         raise PlanError(f"no tensor can be placed: {'; '.join(sorted(map(printable, reasons))) or 'there is none'}")

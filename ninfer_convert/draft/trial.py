@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ninfer_convert.errors import ConvertError, PlanError
+from ninfer_convert.errors import ConvertError, OutputError, PlanError
 from ninfer_convert.plan.planner import make_plan
 from ninfer_convert.recipe.expression import Shortlist, Tensor, leaves
 from ninfer_convert.recipe.loader import load_recipe
@@ -29,7 +29,8 @@ def tried(
         without: inputs that are not at hand; what is made of them is left out of the plan.
 
     Raises:
-        ConvertError: it does not load, or does not fit the sources; messages call it `draft.yaml`.
+        PlanError: it does not load, or does not fit the sources; messages call it `draft.yaml`.
+        OutputError: a medium did not answer.
     """
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / NAME
@@ -37,6 +38,8 @@ def tried(
         try:
             recipe = load_recipe(path)
             make_plan(_without(recipe, without), sources, inputs)
+        except OutputError:
+            raise
         except ConvertError as error:
             prefix = f"{directory}/"
             raise PlanError(*(message.replace(prefix, "") for message in error.messages)) from error
