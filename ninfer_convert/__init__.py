@@ -27,6 +27,7 @@ _HOMES = {
     "load_recipe": "recipe.loader",
     "make_plan": "plan.planner",
     "open_checkpoint": "source.checkpoint",
+    "open_sources": "source.acquisition",
     "read_values": "artifact.decode",
     "recheck_artifact": "artifact.recheck",
     "scale_words": "artifact.decode",

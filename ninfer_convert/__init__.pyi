@@ -20,6 +20,7 @@ from ninfer_convert.plan.planner import make_plan as make_plan
 from ninfer_convert.recipe.loader import load_recipe as load_recipe
 from ninfer_convert.recipe.model import Recipe as Recipe
 from ninfer_convert.run.convert import convert as convert
+from ninfer_convert.source.acquisition import open_sources as open_sources
 from ninfer_convert.source.checkpoint import Checkpoint as Checkpoint
 from ninfer_convert.source.checkpoint import open_checkpoint as open_checkpoint
 

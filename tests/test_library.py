@@ -5,19 +5,23 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hub_server import Repo, client_environment, serving
 from miniatures import ROOT
 from oracle import container
 from oracle.values import reconstruct
+from test_hub import shard_name, write_model
 
 import ninfer_convert
-from ninfer_convert.errors import ArtifactError, SourceError
+from ninfer_convert.errors import ArtifactError, SourceError, UsageError
 from ninfer_convert.layout import geometry
 
 PUBLIC = tuple(ninfer_convert.__all__)
@@ -96,6 +100,71 @@ def test_no_public_name_is_hidden_by_a_module() -> None:
 def test_public_names_are_listed() -> None:
     assert set(PUBLIC) <= set(dir(ninfer_convert))
     assert sorted(PUBLIC) == list(PUBLIC)
+
+
+def two_sources(directory: Path, wheres: str) -> str:
+    """Writes a recipe of two sources; returns a program that converts by it and prints where they came from."""
+    recipe = directory / "recipe.yaml"
+    objects = "  - {name: w1, shape: [128, 1024], format: BF16, value: w1}\n"
+    objects += "  - {name: v2, shape: [700], format: BF16, value: other:m.v2}\n"
+    ignore = "ignore: {base: [v1, w2, w3, v2, v3, unwanted], other: [w*, m.v1, m.v3, unwanted]}\n"
+    sources = "sources: {base: {}, other: {prefix: {v: m.v}}}\n"
+    identity = "schema: 1\nid: two\nartifact: {model_id: m, weights_id: w}\nevidence: none\n"
+    recipe.write_text(f"{identity}{sources}{ignore}objects:\n{objects}", encoding="utf-8")
+    return (
+        "from pathlib import Path\n"
+        "from ninfer_convert import convert, load_recipe, make_plan, open_sources\n"
+        f"recipe = load_recipe({str(recipe)!r})\n"
+        f"with open_sources(recipe, {wheres}) as sources:\n"
+        "    plan = make_plan(recipe, sources)\n"
+        f"    convert(plan, Path({str(directory)!r}) / 'out.ninfer', threads=1)\n"
+        "    print(*(source.location for source in sources.values()), plan.is_complete)\n"
+    )
+
+
+def ran(program: str, variables: Mapping[str, str]) -> list[str]:
+    """Runs a program in a process of its own, which sees these variables; returns the words that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_sources_are_opened_where_they_lie_and_from_the_hub(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (tmp_path / "local").mkdir()
+    program = two_sources(tmp_path / "local", f"{{'base': Path({str(model)!r}), 'other': {str(model)!r}}}")
+    assert ran(program, {}) == [str(model), str(model), "True"]
+    (tmp_path / "hub").mkdir()
+    repo = Repo(model)
+    with serving(n=repo) as hub:
+        program = two_sources(tmp_path / "hub", f"{{'base': 'hf://o/n', 'other': {str(model)!r}}}")
+        assert ran(program, client_environment(hub, tmp_path / "home")) == [
+            f"hf://o/n@{repo.commit}", str(model), "True"
+        ]
+    assert (tmp_path / "hub" / "out.ninfer").read_bytes() == (tmp_path / "local" / "out.ninfer").read_bytes()
+    snapshot = tmp_path / "home" / "hub" / "models--o--n" / "snapshots" / repo.commit
+    assert {path.name for path in snapshot.iterdir()} == {
+        "config.json", "model.safetensors.index.json", shard_name(1)
+    }
+
+
+def test_a_source_without_a_place_and_a_place_without_a_source_are_told(tmp_path: Path) -> None:
+    two_sources(tmp_path, "")
+    recipe = ninfer_convert.load_recipe(tmp_path / "recipe.yaml")
+    with pytest.raises(UsageError) as caught:
+        with ninfer_convert.open_sources(recipe, {"base": tmp_path, "others": tmp_path}):
+            pass
+    assert list(caught.value.messages) == [
+        "source other of the recipe is not given",
+        "the recipe has no source others; it has base, other",
+    ]
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:

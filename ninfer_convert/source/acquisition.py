@@ -9,6 +9,7 @@ Source: cli.md, `WHERE`.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Place:
 @contextmanager
 def open_sources(
     recipe: Recipe,
-    places: Mapping[str, Place],
-    inputs: Mapping[str, Path],
+    places: Mapping[str, Place | str | os.PathLike[str]],
+    inputs: Mapping[str, Path] | None = None,
     *,
     access: Access = "values",
     unpinned: bool = False,
@@ -51,22 +52,29 @@ def open_sources(
 ) -> Iterator[dict[str, Checkpoint]]:
     """Yields the open checkpoint of every source of a recipe.
 
-    What headers can tell is checked before anything large is fetched.
+    A directory or a file is opened where it lies; of an `hf://` location the files that the recipe needs are fetched
+    into the hub's cache, when what headers can tell has been checked. They are closed at the end of the block.
 
     Args:
         recipe: the loaded recipe.
-        places: one for every source.
+        places: where every source lies, as `--source` has it; a plain one is read with the recipe's own prefix rules.
         inputs: the auxiliary files, by the recipe's names.
-        access: what is wanted; a source that is here already always has its values.
+        access: what is wanted: `headers` for a plan, `values` for a conversion, `stream` to fetch shard by shard
+            meanwhile; a source that is here already always has its values.
         unpinned: like `make_plan`.
         tell: is given a line before something large is fetched.
 
     Raises:
+        UsageError: a source of the recipe has no place, or a place is of no source.
         ConvertError: like `open_checkpoint`, `hub.connect` and `make_plan`.
+
+    Source: cli.md, `WHERE`.
     """
+    inputs = inputs or {}
+    wanted = _places(recipe, places)
     with ExitStack() as stack:
         opened: dict[str, Checkpoint] = {}
-        for name, place in places.items():
+        for name, place in wanted.items():
             opened[name] = stack.enter_context(_open(recipe.sources[name], place, access))
         remote = {name: source for name, source in opened.items() if isinstance(source, RemoteCheckpoint)}
         if access == "stream" and not remote:
@@ -74,9 +82,21 @@ def open_sources(
         if access == "values" and remote:
             plan = make_plan(recipe, opened, inputs, unpinned=unpinned)
             for name, checkpoint in remote.items():
-                fetched = _fetch(plan, name, checkpoint, places[name].prefixes, tell)
+                fetched = _fetch(plan, name, checkpoint, wanted[name].prefixes, tell)
                 opened[name] = stack.enter_context(fetched)
         yield opened
+
+
+def _places(recipe: Recipe, given: Mapping[str, Place | str | os.PathLike[str]]) -> dict[str, Place]:
+    known = ", ".join(recipe.sources)
+    problems = [f"the recipe has no source {printable(name)}; it has {known}" for name in given.keys() - recipe.sources]
+    problems += [f"source {name} of the recipe is not given" for name in recipe.sources if name not in given]
+    if problems:
+        raise UsageError(*sorted(problems))
+    return {
+        name: place if isinstance(place, Place) else Place(os.fsdecode(place), recipe.sources[name].prefixes)
+        for name, place in given.items()
+    }
 
 
 def needed_files(plan: Plan, name: str) -> list[str]:
