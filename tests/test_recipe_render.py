@@ -177,6 +177,25 @@ def test_long_prose_is_folded_and_reads_the_same(here: Path) -> None:
     assert load(text).evidence[0].text == prose
 
 
+def test_expressions_that_are_too_deep_for_yaml_are_taken_apart(here: Path) -> None:
+    deepest = '{reshape: {of: "deep1", to: [1]}}'
+    for _ in range(15):
+        deepest = f"{{reshape: {{of: {deepest}, to: [1]}}}}"
+    outer = "$half"
+    for _ in range(15):
+        outer = f"{{transpose: {{of: {outer}, axes: [0]}}}}"
+    item = f"{{name: x, shape: [1], format: BF16, value: {outer}}}"
+    recipe = load(
+        f"{HEAD}values: {{half: {deepest}}}\n"
+        f"objects: [{{component: c, objects: [{item}]}}]\nconditions: [{{same: [$half, $half]}}]\n"
+    )
+    require_round_trip(recipe)
+    document = expanded(recipe)
+    assert list(document["values"]) == ["deep1"]
+    assert beyond_limits(document, text_of(recipe)) is None
+    assert '"base:deep1"' in json.dumps(document)
+
+
 @pytest.mark.parametrize(
     ("setting", "told"),
     [

@@ -30,6 +30,7 @@ from ninfer_convert.recipe.expression import (
     Tensor,
     Tied,
     Transpose,
+    operands,
 )
 from ninfer_convert.recipe.files import SCHEMA
 from ninfer_convert.recipe.globs import Globs
@@ -43,6 +44,9 @@ from ninfer_convert.recipe.model import (
     TensorSpec,
 )
 from ninfer_convert.recipe.yaml_nodes import MAX_DEPTH, MAX_FILE_BYTES, MAX_NODES, yaml_reading
+
+DEEPEST = 24
+"""Nodes of one expression that are nested in place: YAML may be nested 64 deep, two for each node."""
 
 WIDTH = 120
 """Columns of a line, unless one text alone is longer."""
@@ -64,7 +68,9 @@ def expanded(recipe: Recipe) -> Json:
 
     Evidence that speaks of no object that is left, as an inherited one may, is not in it.
     """
-    default = next(iter(recipe.sources))
+    writer = _Writer(next(iter(recipe.sources)))
+    objects = [entry for group in _components(recipe) for entry in _entries(group, recipe, writer)]
+    conditions = [writer.expression(condition.value) for condition in recipe.conditions]
     document: Json = {"schema": SCHEMA, "id": _text(recipe.id)}
     document["artifact"] = {"model_id": _text(recipe.model_id), "weights_id": _text(recipe.weights_id)}
     if evidence := _evidence(recipe):
@@ -74,9 +80,11 @@ def expanded(recipe: Recipe) -> Json:
         document["inputs"] = {
             name: {} if item.sha256 is None else {"sha256": item.sha256} for name, item in recipe.inputs.items()
         }
-    document["objects"] = [entry for group in _components(recipe) for entry in _entries(group, recipe, default)]
-    if recipe.conditions:
-        document["conditions"] = [_expression(condition.value, default) for condition in recipe.conditions]
+    if writer.values:
+        document["values"] = writer.values
+    document["objects"] = objects
+    if conditions:
+        document["conditions"] = conditions
     ignored = {
         source.name: [_text(glob) for glob, _ in source.ignore] for source in recipe.sources.values() if source.ignore
     }
@@ -91,7 +99,7 @@ def recipe_text(document: Json) -> str:
     """Returns the YAML text of a document, its sections apart, each entry on one line where it fits."""
     lines: list[str] = []
     for key, value in document.items():
-        if lines and (isinstance(value, list) or key == "sources"):
+        if lines and (isinstance(value, list) or key in ("sources", "values")):
             lines.append("")
         lines += _member(key, value, "")
     return "\n".join(lines) + "\n"
@@ -152,8 +160,10 @@ def _components(recipe: Recipe) -> Iterator[list[ObjectSpec]]:
         yield list(group)
 
 
-def _entries(group: Sequence[ObjectSpec], recipe: Recipe, default: str) -> list[Json]:
-    entries = [_tensor(spec, default) if isinstance(spec, TensorSpec) else _resource(spec, default) for spec in group]
+def _entries(group: Sequence[ObjectSpec], recipe: Recipe, writer: _Writer) -> list[Json]:
+    entries = [
+        _tensor(spec, writer) if isinstance(spec, TensorSpec) else _resource(spec, writer.default) for spec in group
+    ]
     component = group[0].component
     if component is None:
         return entries
@@ -163,11 +173,11 @@ def _entries(group: Sequence[ObjectSpec], recipe: Recipe, default: str) -> list[
     return [{**block, "objects": entries}]
 
 
-def _tensor(spec: TensorSpec, default: str) -> Json:
+def _tensor(spec: TensorSpec, writer: _Writer) -> Json:
     entry: Json = {"name": _text(spec.name), "shape": list(spec.shape), "format": spec.format}
     if spec.encoder is not None:
         entry["encoder"] = spec.encoder
-    entry["words" if spec.words else "value"] = _expression(spec.value, default)
+    entry["words" if spec.words else "value"] = writer.expression(spec.value)
     if spec.requirements:
         entry["require"] = [_rule(requirement) for requirement in spec.requirements]
     return entry
@@ -196,48 +206,61 @@ def _origin(origin: ResourceOrigin, default: str) -> Json:
     return found if origin.member is None else {**found, "member": _text(origin.member)}
 
 
-def _expression(node: Expression, default: str) -> Any:
-    def of(operand: Expression) -> Any:
-        return _expression(operand, default)
+class _Writer:
+    """Spells expressions; one that is nested too deep for YAML is taken apart into named values."""
 
-    match node:
-        case Tensor():
-            return _leaf(node, default)
-        case Module():
-            name = _leaf(node, default)
-            return name if node.dialect == "compressed-tensors" else {node.dialect: name}
-        case Slice():
-            axis = {"axis": node.axis} if node.axis else {}
-            return {"slice": {"of": of(node.of), "span": [node.begin, node.end], **axis}}
-        case BlockRows():
-            return {"block_rows": {"of": of(node.of), "block": node.block, "span": [node.begin, node.end]}}
-        case Reshape():
-            return {"reshape": {"of": of(node.of), "to": list(node.to)}}
-        case Transpose():
-            return {"transpose": {"of": of(node.of), "axes": list(node.axes)}}
-        case Concat():
-            parts = [of(operand) for operand in node.of]
-            return {"concat": {"of": parts, "axis": node.axis} if node.axis else parts}
-        case Cast():
-            return {"cast": {"of": of(node.of), "to": node.to, "rule": node.rule}}
-        case Gather():
-            return {"gather": {"of": of(node.of), "ids": of(node.ids)}}
-        case Same():
-            return {"same": [of(operand) for operand in node.of]}
-        case Tied():
-            return {"tied": {"head": of(node.head), "embedding": of(node.embedding)}}
-        case Reciprocal():
-            return {"reciprocal": of(node.of)}
-        case Shortlist():
-            source = {} if node.source == default else {"source": node.source}
-            members = {"counts": node.counts, "candidates": node.candidates, "take": node.take}
-            return {"shortlist": {**members, "special": _text(node.special), **source}}
+    def __init__(self, default: str) -> None:
+        self.default = default
+        """The source of a tensor that is named without one."""
+        self.values: Json = {}
 
+    def expression(self, node: Expression, depth: int = 1) -> Any:
+        """Returns an expression, which stands `depth` deep in another one, as a recipe has it."""
+        if depth > DEEPEST and operands(node):
+            name = f"deep{len(self.values) + 1}"
+            self.values[name] = self.expression(node)
+            return f"${name}"
 
-def _leaf(leaf: Tensor | Module, default: str) -> str:
-    """Returns a name as a plain leaf; one that a recipe would take for something else says its source."""
-    is_plain = leaf.source == default and ":" not in leaf.name and not leaf.name.startswith("$")
-    return _text(leaf.name if is_plain else f"{leaf.source}:{leaf.name}")
+        def of(operand: Expression) -> Any:
+            return self.expression(operand, depth + 1)
+
+        match node:
+            case Tensor():
+                return self._leaf(node)
+            case Module():
+                name = self._leaf(node)
+                return name if node.dialect == "compressed-tensors" else {node.dialect: name}
+            case Slice():
+                axis = {"axis": node.axis} if node.axis else {}
+                return {"slice": {"of": of(node.of), "span": [node.begin, node.end], **axis}}
+            case BlockRows():
+                return {"block_rows": {"of": of(node.of), "block": node.block, "span": [node.begin, node.end]}}
+            case Reshape():
+                return {"reshape": {"of": of(node.of), "to": list(node.to)}}
+            case Transpose():
+                return {"transpose": {"of": of(node.of), "axes": list(node.axes)}}
+            case Concat():
+                parts = [of(operand) for operand in node.of]
+                return {"concat": {"of": parts, "axis": node.axis} if node.axis else parts}
+            case Cast():
+                return {"cast": {"of": of(node.of), "to": node.to, "rule": node.rule}}
+            case Gather():
+                return {"gather": {"of": of(node.of), "ids": of(node.ids)}}
+            case Same():
+                return {"same": [of(operand) for operand in node.of]}
+            case Tied():
+                return {"tied": {"head": of(node.head), "embedding": of(node.embedding)}}
+            case Reciprocal():
+                return {"reciprocal": of(node.of)}
+            case Shortlist():
+                source = {} if node.source == self.default else {"source": node.source}
+                members = {"counts": node.counts, "candidates": node.candidates, "take": node.take}
+                return {"shortlist": {**members, "special": _text(node.special), **source}}
+
+    def _leaf(self, leaf: Tensor | Module) -> str:
+        """Returns a name as a plain leaf; one that a recipe would take for something else says its source."""
+        is_odd = ":" in leaf.name or leaf.name.startswith(("$", "deep"))
+        return _text(f"{leaf.source}:{leaf.name}" if is_odd or leaf.source != self.default else leaf.name)
 
 
 # -- text ---------------------------------------------------------------------------------------------------
@@ -255,7 +278,7 @@ def _member(key: str, value: Any, indent: str) -> list[str]:
         return wrapper.wrap(line) if _SINGLE_SPACES.fullmatch(value) else [line]
     if not isinstance(value, (dict, list)) or not value or (indent and len(line) <= WIDTH):
         return [line]
-    if not indent and len(line) <= WIDTH and key not in ("sources", "objects", "conditions", "ignore"):
+    if not indent and len(line) <= WIDTH and key not in ("sources", "values", "objects", "conditions", "ignore"):
         return [line]
     return [f"{indent}{name}:", *_below(value, indent + "  ")]
 
