@@ -400,6 +400,9 @@ def test_modules_are_copied_word_for_word_with_their_divisors(tmp_path: Path) ->
         ({"weight": ("F8_E4M3", (64, 64)), "weight_scale_inv": ("F32", (1, 1))}, "FP8 with a scale for each block"),
         ({"weight_packed": ("I32", (64, 8)), "weight_scale": ("BF16", (64, 1))}, "4: .weight_global_scale is missing"),
         ({"weight": ("I8", (64, 64)), "weight_scale": ("BF16", (64, 1))}, "in a form that no format stores"),
+        ({"weight": ("BF16", (64, 64)), "weight_packed": ("U8", (64, 32))}, "has both .weight_packed and .weight, and"),
+        ({"weight_packed": ("U8", (64, 32)), "weight_scale_2": ("F32", ())}, "both .weight_packed and .weight_scale_2"),
+        ({"weight": ("F8_E4M3", (64, 64)), "weight_global_scale": ("F32", (1,))}, "FP8 codes beside the scales"),
         (
             {
                 "weight_packed": ("U8", (64, 32)),
@@ -439,6 +442,45 @@ def test_modules_of_other_forms_are_ignored_whole_and_the_reason_is_told(
     )]
     assert draft.notes == (f"{len(fields)} tensors in no object; see `ignore` in the draft for the reasons",)
     require_every_tensor_once(planned(draft, tmp_path, place))
+
+
+FORMS: dict[str, list[tuple[str, Sequence[int]]]] = {
+    "weight": [("BF16", (128, 64)), ("F8_E4M3", (128, 64)), ("U8", (128, 32)), ("I8", (128, 64)), ("F8_E4M3", (128,))],
+    "weight_packed": [("U8", (128, 32)), ("I32", (128, 8)), ("U8", (64, 32))],
+    "weight_scale": [("F8_E4M3", (128, 4)), ("BF16", (128, 1)), ("BF16", (128,)), ("F32", ()), ("BF16", (1,))],
+    "weight_global_scale": [("F32", (1,)), ("F32", ()), ("BF16", (1,))],
+    "weight_scale_2": [("F32", ()), ("F32", (1,))],
+    "weight_scale_inv": [("F32", (1, 1))],
+    "input_scale": [("F32", ()), ("F32", (1,)), ("BF16", (2,))],
+    "input_global_scale": [("F32", (1,)), ("F32", ()), ("BF16", (1,)), ("F32", (2,))],
+    "bias": [("BF16", (128,))],
+    "weight_shape": [("I32", (2,))],
+}
+ONES = {"BF16": ("<u2", 0x3F80), "F32": ("<u4", 0x3F800000), "F8_E4M3": ("u1", 0x38), "I32": ("<i4", 1)}
+FIELDS = st.dictionaries(st.sampled_from(["a", "l.0.b", "l.1.b"]).flatmap(
+    lambda module: st.sampled_from(list(FORMS)).map(lambda field: (module, field))
+), st.integers(0, 4), max_size=16)  # fmt: skip
+
+
+def ones(dtype: str, shape: Sequence[int]) -> tuple[str, Any]:
+    kind, word = ONES.get(dtype, ("u1", 1))
+    return dtype, np.full(shape, word, kind)
+
+
+@given(st.lists(FIELDS, min_size=1, max_size=2))
+def test_every_tensor_has_its_place_whatever_forms_its_modules_have(
+    tmp_path_factory: pytest.TempPathFactory, checkpoints: list[dict[tuple[str, str], int]]
+) -> None:
+    directory = tmp_path_factory.mktemp("forms")
+    places = []
+    for number, fields in enumerate(checkpoints):
+        tensors = {
+            f"{module}.{field}": ones(*FORMS[field][choice % len(FORMS[field])])
+            for (module, field), choice in fields.items()
+        }
+        shards = {"model.safetensors": {**tensors, "norm.weight": ones("F32", (4,))}}
+        places.append(write_directory(directory / str(number), shards))
+    require_every_tensor_once(planned(drafted(*places), directory, *places))
 
 
 def test_of_two_sources_words_come_first_then_what_stands_first(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def _compressed(held: Mapping[str, TensorInfo]) -> _Words | str | None:
     fields = ("weight_packed", "weight_scale", "weight_global_scale")
     if "weight_packed" not in held:
         return None
-    if "weight" in held:
-        return "the module has both .weight and .weight_packed, and one form is required"
+    if other := next((field for field in ("weight", "weight_scale_2") if field in held), None):
+        return f"the module has both .weight_packed and .{other}, and one form is required"
     return _nvfp4(held, fields, "")
 
 
@@ -181,6 +181,8 @@ def _nvfp4(held: Mapping[str, TensorInfo], fields: tuple[str, str, str], before:
 def _fp8_rows(held: Mapping[str, TensorInfo]) -> _Words | str | None:
     if "weight" not in held or held["weight"].dtype != "F8_E4M3":
         return None
+    if "weight_global_scale" in held or "weight_scale_2" in held:
+        return "FP8 codes beside the scales of another form"
     codes, scales = held["weight"], held.get("weight_scale")
     if len(codes.shape) != 2 or 0 in codes.shape:
         return f"FP8 of shape {list(codes.shape)}; matrices are stored"
