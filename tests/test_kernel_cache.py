@@ -223,6 +223,70 @@ def test_a_full_disk_ends_nothing_and_leaves_nothing(entries, compilations, monk
     assert len(compilations) == 1
 
 
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """The directory in use, with room beside it."""
+    directory = tmp_path / "room" / leaf()
+    directory.mkdir(mode=0o700, parents=True)
+    monkeypatch.setattr(kernel_cache, "cache_directory", lambda: directory)
+    return directory
+
+
+def other_version(directory, name, age, *files):
+    """Makes a directory beside the one in use, last used `age` seconds before it."""
+    made = directory.parent / name
+    made.mkdir(mode=0o700)
+    for file in files:
+        (made / file).write_bytes(b"kept")
+    used = directory.stat().st_mtime - age
+    os.utime(made, (used, used))
+    return made
+
+
+OLD = f"kernels-0.0.1-{'0' * 16}"
+MONTH = kernel_cache.UNUSED_SECONDS
+
+
+def test_entries_of_versions_that_are_not_used_any_more_are_removed(beside):
+    gone = other_version(beside, OLD, MONTH + 60, "a.kernel", "a.kernel.tmp123")
+    used = other_version(beside, f"kernels-0.0.2-{'1' * 16}", MONTH - 60, "a.kernel")
+    kernel_cache.save_entry("b", b"content")
+    assert not gone.exists()
+    assert (used / "a.kernel").read_bytes() == b"kept"
+    assert kernel_cache.load_entry("b") == b"content"
+
+
+def test_looking_for_entries_tells_other_versions_that_they_are_used(places):
+    directory = chosen()
+    os.utime(directory, (1000, 1000))
+    assert chosen() == directory
+    assert directory.stat().st_mtime > 1000
+
+
+@pytest.mark.parametrize("name", ["kernels-mine", f"kernel-0.0.1-{'0' * 16}", f"kernels-0.0.1-{'0' * 15}", "numba"])
+def test_what_is_no_directory_of_kernels_is_never_removed(beside, name):
+    other = other_version(beside, name, MONTH + 60, "a.kernel")
+    kernel_cache.save_entry("b", b"content")
+    assert (other / "a.kernel").read_bytes() == b"kept"
+
+
+def test_other_files_links_and_what_others_can_write_to_are_never_removed(beside):
+    mixed = other_version(beside, OLD, MONTH + 60, "a.kernel", "mine.txt")
+    shared = other_version(beside, f"kernels-0.0.2-{'1' * 16}", MONTH + 60, "a.kernel")
+    shared.chmod(0o777)
+    elsewhere = beside.parent.parent / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "a.kernel").write_bytes(b"kept")
+    os.utime(elsewhere, (1000, 1000))
+    link = beside.parent / f"kernels-0.0.3-{'2' * 16}"
+    link.symlink_to(elsewhere)
+    kernel_cache.save_entry("b", b"content")
+    assert [path.name for path in mixed.iterdir()] == ["mine.txt"]
+    assert (shared / "a.kernel").read_bytes() == b"kept"
+    assert link.is_symlink()
+    assert (elsewhere / "a.kernel").read_bytes() == b"kept"
+
+
 def test_a_directory_that_vanishes_ends_nothing(entries, compilations):
     entries.rmdir()
     call()

@@ -2,8 +2,8 @@
 
 Owns the choice of a directory and the integrity of what is read back from it: an entry is machine code, so it is
 loaded only from a directory nobody else can write to, and only with its digest intact. A missing or damaged entry
-means that the kernel is compiled again; without a directory nothing is kept. Neither is an error. Refuses to
-know what the kernels do.
+means that the kernel is compiled again; without a directory nothing is kept. Neither is an error. What other
+versions have kept is removed when it is not used any more. Refuses to know what the kernels do.
 
 numba's own cache is not used: it settles its place when the decorator runs, unpickles damaged files, lets an
 error of the file system end the caller, and keeps an index that concurrent processes overwrite.
@@ -15,6 +15,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -23,6 +24,10 @@ from pathlib import Path
 from ninfer_convert import __version__
 
 SUFFIX = ".kernel"
+UNUSED_SECONDS = 30 * 24 * 3600
+"""Entries of other versions are removed when no process has looked for any for this long."""
+
+_LEAF = re.compile(r"kernels-.+-[0-9a-f]{16}")
 _DIGEST_BYTES = hashlib.sha256().digest_size
 
 
@@ -36,6 +41,8 @@ def cache_directory() -> Path | None:
     """
     for parents in _candidates():
         if _is_usable(*parents):
+            with contextlib.suppress(OSError):
+                os.utime(parents[-1])  # tells other versions that it is in use
             return parents[-1]
     return None
 
@@ -118,6 +125,20 @@ def save_entry(name: str, content: bytes) -> None:
     if directory is not None:
         with contextlib.suppress(OSError):  # a full disk must not end a conversion
             _write_entry(directory / (name + SUFFIX), content)
+            _remove_unused(directory)
+
+
+def _remove_unused(directory: Path) -> None:
+    """Removes the entries of other versions that nobody has used for long, and the directories that held only them."""
+    newest = directory.stat().st_mtime - UNUSED_SECONDS
+    for other in directory.parent.iterdir():
+        if other == directory or not _LEAF.fullmatch(other.name):
+            continue
+        with contextlib.suppress(OSError):  # somebody else's, or gone already
+            if _is_private(other) and other.stat().st_mtime < newest:
+                for entry in other.glob(f"*{SUFFIX}*"):
+                    entry.unlink()
+                other.rmdir()
 
 
 def _read_entry(entry: Path) -> bytes | None:
