@@ -249,7 +249,7 @@ MONTH = kernel_cache.UNUSED_SECONDS
 
 def test_entries_of_versions_that_are_not_used_any_more_are_removed(beside):
     gone = other_version(beside, OLD, MONTH + 60, "a.kernel", "a.kernel.tmp123")
-    used = other_version(beside, f"kernels-0.0.2-{'1' * 16}", MONTH - 60, "a.kernel")
+    used = other_version(beside, f"kernels-0.0.2-{'1' * 16}", MONTH // 2, "a.kernel")
     kernel_cache.save_entry("b", b"content")
     assert not gone.exists()
     assert (used / "a.kernel").read_bytes() == b"kept"
