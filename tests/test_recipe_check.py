@@ -317,7 +317,7 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
         assert shown.startswith("...") == (column > BEFORE + 1)
         assert shown.endswith("...") == (column - 1 + MAX_WIDTH - min(column - 1, BEFORE) < len(line))
     shown, pointer = pointed("漢" * 300, 150, 300)
-    assert (shown, pointer) == ("..." + "漢" * 50 + "...", " " * 43 + "^" + "~" * 59)
+    assert (shown, pointer) == ("..." + "漢" * 60 + "...", " " * 43 + "^" + "~" * 79)
     assert pointed("x" * MAX_WIDTH, 1, None)[0] == "x" * MAX_WIDTH
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from ninfer_convert.errors import printable
 from ninfer_convert.recipe.expression import Mark
 
-MAX_WIDTH = 100
+MAX_WIDTH = 120
 """Columns of a line that are shown; of a longer one, those around the place."""
 
 BEFORE = 40

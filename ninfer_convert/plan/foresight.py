@@ -39,7 +39,7 @@ from ninfer_convert.recipe.globs import Globs
 from ninfer_convert.recipe.loader import Reading
 from ninfer_convert.recipe.model import Recipe, TensorSpec
 from ninfer_convert.recipe.problems import PlacedError, quoted
-from ninfer_convert.recipe.yaml_nodes import ListNode, MapNode, Node
+from ninfer_convert.recipe.yaml_nodes import ListNode, MapNode, Node, ScalarNode
 
 Dtypes = frozenset[str] | None
 """The dtypes one of which a value has; None if nothing is stated."""
@@ -109,13 +109,11 @@ class _Foreseer:
             return
         label = f"object {printable(spec.name)}"
         if known.rank is not None and known.rank != len(spec.shape):
-            text = f"{label}: the value has rank {known.rank}; its shape {list(spec.shape)} has rank {len(spec.shape)}"
-            yield self._value_place(spec), text
+            yield self._misfit(spec, f"{label}: the value has rank {known.rank}")
             return
         for axis, size in sorted(known.sizes.items()):
             if axis >= len(spec.shape) or spec.shape[axis] != size:
-                text = f"{label}: the value has size {size} along axis {axis}; its shape is {list(spec.shape)}"
-                yield self._value_place(spec), text
+                yield self._misfit(spec, f"{label}: the value has size {size} along axis {axis}")
                 break
         if not spec.words and known.dtypes is not None and (reason := _dtype_reason(spec.format, known.dtypes)):
             yield self._place(spec, "format"), f"{label}: {reason}"
@@ -127,18 +125,32 @@ class _Foreseer:
         except PlacedError as error:
             yield error.mark, error.text
 
-    def _value_place(self, spec: TensorSpec) -> Mark:
-        """Returns the place to tell of a value that does not fit: a change of the shape is younger than the value."""
-        shape = self._place(spec, "shape")
-        return shape if shape.file != spec.mark.file else spec.value.mark
+    def _misfit(self, spec: TensorSpec, found: str) -> Told:
+        """Returns what is told of a value that does not fit its shape: at the value, unless the shape is younger."""
+        place, shape = spec.value.mark, self._place(spec, "shape")
+        written = self._member(spec, "words" if spec.words else "value")
+        if shape.file != spec.mark.file:
+            place = shape
+        elif isinstance(written, ScalarNode):
+            # A named value is right where it is defined, and does not fit here.
+            place = written.mark
+        there = f" (line {shape.line})" if shape.line != place.line else ""
+        if shape.file != place.file:
+            there = f" ({shape})"
+        return place, f"{found}; its shape is {list(spec.shape)}{there}"
 
-    def _place(self, spec: TensorSpec, key: str) -> Mark:
-        """Returns where the member of an object was written last."""
+    def _member(self, spec: TensorSpec, key: str) -> Node | None:
+        """Returns the member of an object as it was written last."""
         for mark in (*reversed(spec.changes), spec.mark):
             entry = self._entries.get(mark)
             if entry is not None and key in entry.members:
-                return entry.members[key].mark
-        return spec.mark
+                return entry.members[key]
+        return None
+
+    def _place(self, spec: TensorSpec, key: str) -> Mark:
+        """Returns where the member of an object was written last."""
+        member = self._member(spec, key)
+        return spec.mark if member is None else member.mark
 
     def _known(self, node: Expression) -> Known:
         """Returns what is stated of a value.

@@ -40,6 +40,8 @@ class Document:
     mark: Mark
     sections: Mapping[str, Node]
     digest: bytes
+    has_unknown: bool
+    """Whether it has sections that no recipe has; one that seems to be missing may be among them."""
 
 
 def recipes_directory() -> Path:
@@ -171,5 +173,7 @@ def _read(path: str, data: bytes, problems: Problems) -> Document:
     known = [section for section in _SECTIONS if section not in required]
     if "change" in table.members and not extending:
         problems.add(table.keys["change"].mark, "'change' needs 'extends': there is nothing inherited to change")
-    read_members(table, "a recipe", required, [*known, "extends", "change"], problems)
-    return Document(path, table.mark, table.members, hashlib.sha256(data).digest())
+    optional = [*known, "extends", "change"]
+    read_members(table, "a recipe", required, optional, problems)
+    has_unknown = not table.members.keys() <= {*required, *optional}
+    return Document(path, table.mark, table.members, hashlib.sha256(data).digest(), has_unknown)

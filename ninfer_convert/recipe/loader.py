@@ -194,6 +194,8 @@ class _Assembly:
             return
         lossy = [spec for spec in objects if isinstance(spec, TensorSpec) and is_lossy(spec)]
         if evidence is None and lossy:
+            if any(document.has_unknown for document in self._chain):
+                return
             text = f"{len(lossy)} objects lose precision, {quoted(lossy[0].name)} first, and 'evidence' is missing"
             self._problems.add(self._chain[-1].mark, f"{text}; cite it, or write 'evidence: none' for a demonstration")
             return

@@ -42,6 +42,7 @@ RULES = ("finite", "positive", "non-negative", "unique", "range")
 
 _TENSOR_KEYS = ("encoder", "layout", "value", "words", "require")
 _ORIGIN_KEYS = ("file", "input", "source", "member")
+_RESOURCE_KEYS = ("resource", "any", "sha256", *_ORIGIN_KEYS)
 _ENTRY_KEYS = ("shape", "format", *_TENSOR_KEYS, "any", "sha256", *_ORIGIN_KEYS, "values", "objects", "optional")
 
 
@@ -212,8 +213,7 @@ class ObjectReader:
         return Requirement("range", low, high, node.mark)
 
     def _resource(self, node: Node, scope: Scope, component: str | None) -> ResourceSpec:
-        keys = ("any", "sha256", *_ORIGIN_KEYS)
-        members = read_members(node, "a resource", ("resource",), keys, self._problems)
+        members = read_members(node, "a resource", ("resource",), _RESOURCE_KEYS[1:], self._problems)
         if members is None:
             raise ReportedError(node.mark)
         name = self._problems.attempt(scope.text, members["resource"], "the name of a resource")
@@ -246,6 +246,8 @@ class ObjectReader:
 
     def _origin(self, node: Node, members: Mapping[str, Node], scope: Scope) -> ResourceOrigin:
         attempt = self._problems.attempt
+        if not ("file" in members or "input" in members) and not members.keys() <= set(_RESOURCE_KEYS):
+            raise ReportedError(node.mark)
         if ("file" in members) == ("input" in members):
             raise PlacedError(node.mark, "a resource needs exactly one of 'file', 'input' and 'any'")
         member = attempt(scope.text, members["member"], "the name of a JSON member") if "member" in members else ""

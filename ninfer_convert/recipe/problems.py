@@ -116,8 +116,8 @@ def quoted(text: str) -> str:
 def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Returns the candidate that was most likely meant, or None.
 
-    Case, `_`, `-` and `.` do not count; a candidate is near, too, if it alone begins with the text or if the
-    text begins with it.
+    Case, `_`, `-` and `.` do not count; a candidate is near, too, if it alone begins with the text, if the text
+    begins with it, or if it has the same letters in another order.
     """
     compared = list(candidates)[:MAX_CANDIDATES]
     _comparisons_left.set(_comparisons_left.get() - len(compared))
@@ -135,6 +135,9 @@ def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
         return by_form[form]
     if len(begun) == 1 or len(begins) == 1:
         return by_form[begun[0] if len(begun) == 1 else begins[0]]
+    swapped = [name for name in by_form if sorted(name) == sorted(form)]
+    if len(swapped) == 1:
+        return by_form[swapped[0]]
     close = difflib.get_close_matches(form, by_form, n=1, cutoff=cutoff)
     return by_form[close[0]] if close else None
 

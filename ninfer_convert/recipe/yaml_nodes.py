@@ -129,15 +129,20 @@ def _syntax_error(error: yaml.YAMLError, text: str, file: str) -> PlacedError:
     """Returns what a parser complains of; a bracket or quote that is never closed is told where it opens."""
     mark, opened = getattr(error, "problem_mark", None), getattr(error, "context_mark", None)
     problem = getattr(error, "problem", None) or "cannot be parsed"
-    if mark is not None and opened is not None and mark.line > opened.line:
-        lines = _LINE_BREAK.split(text)
+    if mark is not None and opened is not None:
+        lines = [*_LINE_BREAK.split(text), ""]
         opener = lines[opened.line][opened.column : opened.column + 1]
+        closer = lines[mark.line][mark.column : mark.column + 1]
+        if opener in ("[", "{") and closer in ("]", "}"):
+            return PlacedError(_mark(file, opened), f"not valid YAML: this {opener} is not closed before a {closer}")
         at_end = not any(line.strip() for line in lines[mark.line :])
         # What goes on after a bracket is indented more than the line that opens it.
         outside = at_end or _indent(lines[mark.line]) <= _indent(lines[opened.line])
-        if outside if opener in ("[", "{") else at_end and opener in ("'", '"'):
+        if mark.line > opened.line and (outside if opener in ("[", "{") else at_end and opener in ("'", '"')):
             found = "the file ends before that" if at_end else f"line {mark.line + 1} cannot go on with it"
             return PlacedError(_mark(file, opened), f"not valid YAML: this {opener} is never closed; {found}")
+    if opened is not None and "could not find expected ':'" in problem:
+        return PlacedError(_mark(file, opened), "not valid YAML: a key is expected here; it ends with ': '")
     hint = next((text for part, text in _HINTS.items() if part in problem), "")
     return PlacedError(_mark(file, mark or opened), f"not valid YAML: {printable(problem)}{hint}")
 
