@@ -182,6 +182,12 @@ def test_a_draft_of_a_shipped_model_plans_what_the_shipped_recipe_plans(
     assert plan_of(tmp_path / "draft.yaml", *options) == shipped
 
 
+def test_sources_with_names_may_come_in_any_order(stand_ins: dict[str, StandIn], tmp_path: Path) -> None:
+    made = stand_ins["qwen3.8-27b"]
+    places = [f"base={made.base}", f"quantized={made.quantized}"]
+    assert init(tmp_path, *places) == init(tmp_path, *reversed(places))
+
+
 def test_an_input_that_is_not_given_is_asked_for_later(stand_ins: dict[str, StandIn], tmp_path: Path) -> None:
     made = stand_ins["qwen3.8-27b"]
     path = tmp_path / "draft.yaml"
@@ -202,6 +208,11 @@ def test_a_quantized_checkpoint_alone_is_drafted_in_full(
     text = init(tmp_path, made.quantized, *(["--matrix", matrix] if matrix else []))
     assert "extends" not in text
     assert "\nignore:" not in text
+    family = (
+        "Shipped recipes for this model that take more sources: "
+        "qwen3.6-27b/nvfp4 (base, quantized), qwen3.8-27b/nvfp4 (base, quantized)."
+    )
+    assert (family in text.replace("\n# ", " ")) == (matrix is None)
     objects = plan_of(tmp_path / "draft.yaml", "--source", made.quantized)
     found = Counter(entry["format"] for entry in objects if entry["kind"] == "tensor")
     values = [weight for weight in quantized_weights(model, FULL, "", "") if weight.kind in ("values", "cache-scale")]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ninfer_convert.draft.choices import Unplaced
-from ninfer_convert.draft.families import Extension, extensions
+from ninfer_convert.draft.families import Extension, extensions, relatives
 from ninfer_convert.draft.folding import Node, fold, order
 from ninfer_convert.draft.frame import model_name, resource_lines, source_lines
 from ninfer_convert.draft.naming import Names
@@ -75,7 +75,8 @@ def draft_recipe(
         named = ", ".join(f"--input {printable(name)}" for name in inputs)
         raise UsageError(f"{named}: no shipped recipe that takes it fits", *reasons)
     placement = place(sources, matrix or DEFAULT_MATRIX)
-    text = full_text(sources, placement, matrix or DEFAULT_MATRIX, reasons[:1])
+    reasons = reasons[:1] or (relatives(sources) if matrix is None else [])
+    text = full_text(sources, placement, matrix or DEFAULT_MATRIX, reasons)
     objects = tried(text, sources, {})
     lost = sum(1 for entries in placement.unplaced.values() for entry in entries if not entry.is_elsewhere)
     notes = (f"{count(lost, 'tensor')} in no object; see `ignore` in the draft for the reasons",) if lost else ()
@@ -85,7 +86,7 @@ def draft_recipe(
 def full_text(
     sources: Mapping[str, Checkpoint], placement: Placement, matrix: NumericFormat, reasons: list[str]
 ) -> str:
-    """Returns a recipe that tells everything itself; `reasons` say why no shipped recipe is extended."""
+    """Returns a recipe that tells everything itself; `reasons` are sentences on why it extends no shipped one."""
     default = next(iter(sources))
     name = model_name(sources[default])
     objects = fold(

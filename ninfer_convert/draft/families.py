@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def extensions(sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path]) ->
         PlanError: a small file beside the weights cannot be used.
         OutputError: an input or a source cannot be read.
     """
-    matches = [match for name in shipped_recipes() if (match := _match(name, sources))]
+    matches = [match for name, recipe in _shipped().items() if (match := _match(name, recipe, sources))]
     ranked = sorted(matches, key=_Match.rank)[:MAX_TRIED]
     for place, match in enumerate(ranked):
         if sum(map(len, (drops := _drops(match)).values())) <= MAX_DROPS:
@@ -97,15 +98,42 @@ def extensions(sources: Mapping[str, Checkpoint], inputs: Mapping[str, Path]) ->
             yield _extension(match, inputs, drops, others)
 
 
-def _match(name: str, sources: Mapping[str, Checkpoint]) -> _Match | None:
+def relatives(sources: Mapping[str, Checkpoint]) -> list[str]:
+    """Returns a sentence on the shipped recipes of the same model that take more sources than are given, if any.
+
+    Demonstrations, which have no evidence, are none of them.
+    """
+    found = [
+        f"{name} ({', '.join(recipe.sources)})"
+        for name, recipe in _shipped().items()
+        if recipe.evidence
+        and len(recipe.sources) > len(sources)
+        and all(any(_is_like(spec, checkpoint) for spec in recipe.sources.values()) for checkpoint in sources.values())
+    ]
+    return [f"Shipped recipes for this model that take more sources: {', '.join(found)}."] if found else []
+
+
+@cache
+def _shipped() -> Mapping[str, Recipe]:
+    return {name: load_recipe(name) for name in shipped_recipes()}
+
+
+def _is_of(spec: SourceSpec, checkpoint: Checkpoint) -> bool:
+    expected = spec.config.get("model_type")
+    return expected is not None and (checkpoint.config or {}).get("model_type") == expected
+
+
+def _is_like(spec: SourceSpec, checkpoint: Checkpoint) -> bool:
+    return _is_of(spec, checkpoint) and not _differing(spec.config, checkpoint.config or {})
+
+
+def _match(name: str, recipe: Recipe, given: Mapping[str, Checkpoint]) -> _Match | None:
     """Returns how a recipe compares with checkpoints; None if they are of another family."""
-    recipe = load_recipe(name)
-    if list(recipe.sources) != list(sources):
+    if recipe.sources.keys() != given.keys():
         return None
-    for source, checkpoint in sources.items():
-        expected = recipe.sources[source].config.get("model_type")
-        if expected is None or (checkpoint.config or {}).get("model_type") != expected:
-            return None
+    sources: Mapping[str, Checkpoint] = {source: given[source] for source in recipe.sources}
+    if not all(_is_of(recipe.sources[source], checkpoint) for source, checkpoint in sources.items()):
+        return None
     match = _under_prefixes(_Match(name, recipe, sources))
     sources = match.sources
     tensors = sum(1 for spec in recipe.objects if isinstance(spec, TensorSpec))
