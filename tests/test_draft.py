@@ -314,6 +314,22 @@ def test_every_tensor_is_placed_or_ignored_whatever_its_name(
     assert draft.objects == len(plan.objects) == len(held)
 
 
+@pytest.mark.parametrize("length", [2, 20, 400])
+def test_names_of_many_parts_are_no_trouble(tmp_path: Path, length: int) -> None:
+    names = [f"{'.'.join([first] * length)}.{last}" for first in "01" for last in "01"]
+    place = write_hollow(tmp_path / "model", dict.fromkeys(names, ("F32", (2,))))
+    plan = planned(drafted(place), tmp_path, place)
+    assert plan.used["base"] == set(names)
+
+
+def test_a_name_that_is_too_long_to_be_written_is_ignored_by_its_beginning(tmp_path: Path) -> None:
+    names = ["x" * 5000, "y[" * 2000, ".".join("z" * 3000), "plain"]
+    place = write_hollow(tmp_path / "model", dict.fromkeys(names, ("F32", (2,))))
+    plan = planned(drafted(place), tmp_path, place)
+    require_every_tensor_once(plan)
+    assert plan.used["base"] == {"plain"}
+
+
 # --- names of objects ----------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ninfer_convert.draft.choices import Unplaced
 from ninfer_convert.draft.families import Extension, extensions, relatives
-from ninfer_convert.draft.folding import Node, fold, order
+from ninfer_convert.draft.folding import Node, fold, order, split
 from ninfer_convert.draft.frame import model_name, resource_lines, source_lines
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.placement import Placement, place
@@ -90,8 +90,8 @@ def full_text(
     default = next(iter(sources))
     name = model_name(sources[default])
     objects = fold(
-        (tuple(item.name.split(".")), item.made)
-        for item in sorted(placement.placed, key=lambda item: (order(item.name.split(".")), item.made.role))
+        (split(item.name), item.made)
+        for item in sorted(placement.placed, key=lambda item: (order(split(item.name)), item.made.role))
     )
     ignored = {source: _groups(entries) for source, entries in placement.unplaced.items() if entries}
     sets = Sets([objects, *(tree for groups in ignored.values() for _, tree in groups)])
@@ -145,7 +145,7 @@ def _require_usable(sources: Mapping[str, Checkpoint]) -> None:
 def _groups(entries: Sequence[Unplaced]) -> list[_Group]:
     """Returns what becomes nothing, folded into loops, by reason."""
     names: dict[str, list[str]] = {}
-    for entry in sorted(entries, key=lambda entry: order(entry.name.split("."))):
+    for entry in sorted(entries, key=lambda entry: order(split(entry.name))):
         names.setdefault(entry.reason, []).append(entry.name)
     return [(reason, fold((glob_parts(name), None) for name in found)) for reason, found in names.items()]
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ninfer_convert.draft.folding import fold, order
+from ninfer_convert.draft.folding import fold, order, split
 from ninfer_convert.draft.frame import member_lines, model_name
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.prefixes import prefix_rules, renamed
@@ -351,7 +351,7 @@ def _resource_lines(match: _Match, moved: set[str]) -> list[str]:
 def _ignore_lines(match: _Match) -> list[str]:
     """Returns the sections `sets` and `ignore` for what the recipe knows nothing of."""
     trees = {
-        source: fold((glob_parts(name), None) for name in sorted(unused, key=lambda name: order(name.split("."))))
+        source: fold((glob_parts(name), None) for name in sorted(unused, key=lambda name: order(split(name))))
         for source, unused in match.unused.items()
         if unused
     }

@@ -18,6 +18,9 @@ Parts = tuple[str, ...]
 Pair = tuple[Parts, Hashable]
 """A name, and what becomes of it."""
 
+MAX_PARTS = 24
+"""Parts that a name is split into; what is behind them stays together. Loops are no deeper than this either."""
+
 MAX_DISTINCT = 2 / 3
 """A stack is a loop when it has at most so many distinct entries for each entry that it holds."""
 
@@ -57,6 +60,11 @@ class Loop:
 
 
 Node = Leaf | Loop
+
+
+def split(name: str) -> Parts:
+    """Returns the parts of a name; joined by dots they are the name again."""
+    return tuple(name.split(".", MAX_PARTS - 1))
 
 
 def fold(pairs: Iterable[Pair]) -> tuple[Node, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ninfer_convert.draft.choices import Object, Placed
-from ninfer_convert.draft.folding import Parts, is_index
+from ninfer_convert.draft.folding import Parts, is_index, split
 from ninfer_convert.source.names import unwrapped
 
 Skeleton = tuple[str, str, Parts]
@@ -22,11 +22,11 @@ class Names:
 
     def __init__(self, placed: Iterable[Placed]) -> None:
         self._levels: dict[Skeleton, int] = {}
-        every = [(_skeleton(item.name.split("."), item.made), item) for item in placed]
+        every = [(_skeleton(split(item.name), item.made), item) for item in placed]
         for _ in range(_LEVELS):
             owners: dict[str, list[Skeleton]] = {}
             for skeleton, item in every:
-                owners.setdefault(self.of(item.name.split("."), item.made), []).append(skeleton)
+                owners.setdefault(self.of(split(item.name), item.made), []).append(skeleton)
             crowded = {skeleton for skeletons in owners.values() if len(skeletons) > 1 for skeleton in skeletons}
             for skeleton in crowded:
                 self._levels[skeleton] = min(_LEVELS - 1, self._levels.get(skeleton, 0) + 1)

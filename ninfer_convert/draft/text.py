@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ninfer_convert.draft.choices import Object
-from ninfer_convert.draft.folding import Block, Leaf, Loop, Node, Parts
+from ninfer_convert.draft.folding import Block, Leaf, Loop, Node, Parts, split
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.sets import Sets, skeleton
 from ninfer_convert.recipe.yaml_nodes import yaml_reading
 
 WIDTH = 118
+
+MAX_GLOB = 300
+"""Characters of a name that a glob spells out."""
 
 _PLAIN = re.compile(r"[A-Za-z_](?:[A-Za-z0-9_./-]|<[a-z][A-Za-z0-9_]*>)*")
 _WILD = re.compile(r"[*?[]")
@@ -57,9 +60,11 @@ def count(number: int, what: str) -> str:
 
 def glob_parts(name: str) -> Parts:
     """Returns the parts of a glob that matches a name and, if a recipe can write all of it, nothing else."""
-    escaped = _WILD.sub(r"[\g<0>]", name)
+    escaped = _WILD.sub(r"[\g<0>]", name[:MAX_GLOB])
     glob = "".join("?" if letter in "<>" or not letter.isprintable() else letter for letter in escaped)
-    return tuple(glob.split("."))
+    if len(name) > MAX_GLOB:
+        glob += "*"
+    return split(glob)
 
 
 @dataclass(frozen=True, slots=True)
