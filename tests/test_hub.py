@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -325,13 +324,11 @@ def test_a_proxy_that_refuses_is_told_as_a_proxy(room: Room) -> None:
 
 
 def test_a_hub_that_does_not_answer_is_given_up_soon(room: Room) -> None:
-    room.repo.slow = 60
+    room.repo.slow = 3600  # the command is waited for two minutes
     room.variables |= {"HF_HUB_ETAG_TIMEOUT": "1", "HF_HUB_DOWNLOAD_TIMEOUT": "1"}
-    began = time.monotonic()
     ran = room.plan()
     assert (ran.code, len(ran.errors)) == (74, 1)
     assert "did not answer in time" in ran.err
-    assert time.monotonic() - began < 20
 
 
 @pytest.mark.parametrize(
@@ -466,18 +463,17 @@ def test_a_cut_download_into_the_cache_is_a_failure_of_the_network(room: Room) -
     assert room.leftovers() == []
 
 
-@pytest.mark.parametrize("option", ["--quiet", "--stream"])
-def test_an_interrupt_does_not_wait_for_the_end_of_a_transfer(room: Room, option: str) -> None:
+@pytest.mark.parametrize(("option", "timeout"), [("--quiet", 3600), ("--stream", 3)])
+def test_an_interrupt_does_not_wait_for_the_end_of_a_transfer(room: Room, option: str, timeout: int) -> None:
+    """The transfer never ends, and the command is waited for two minutes; a stream waits for the client's timeout."""
     room.repo.stalled = (shard_name(2),)
-    room.variables["HF_HUB_DOWNLOAD_TIMEOUT"] = "3"
+    room.variables["HF_HUB_DOWNLOAD_TIMEOUT"] = str(timeout)
     words = command("run", room.recipe, "--source", "hf://o/n", option, "-o", room.output)
     process = start(words, room.environment())
     assert room.hub.stalled.wait(60)
     process.send_signal(signal.SIGTERM)
-    began = time.monotonic()
     ran = finish(process)
     assert ran.code == 75, ran.err
-    assert time.monotonic() - began < 10
     assert not (room.root / "out.ninfer.part.shards").exists()
 
 
