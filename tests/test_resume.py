@@ -21,6 +21,7 @@ from many_objects import ManyObjects, write_many_objects
 from pipeline import converted
 
 from ninfer_convert.encode.block_maker import BlockMaker
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.plan import provenance
 from ninfer_convert.plan.block import Block
 from ninfer_convert.plan.planner import PlannedTensor
@@ -583,19 +584,24 @@ def test_a_directory_in_the_place_of_the_journal_is_an_output_failure(left: Case
 # --- the journal as a file ---------------------------------------------------------------------------------------
 
 
+LOSS = Loss(8192, 1 << 300, 1 << 310, 1, 2, 0x3F800000, 17)
+
+
 def test_a_journal_reads_back_what_was_recorded(tmp_path: Path) -> None:
     path = tmp_path / "j"
     digests = [character * 64 for character in "0123456789abcdef"]
     with Journal(path, {"what": [1, "é\udcff"]}) as journal:
-        journal.record([(3, digests[0]), (0, digests[1])])
-        journal.record([(3, digests[2])])
+        journal.record([(3, digests[0], None), (0, digests[1], LOSS)])
+        journal.record([(3, digests[2], None)])
     found = read_journal(path, 4)
-    assert found == Kept({"what": [1, "é\udcff"]}, {3: digests[2], 0: digests[1]}, path.stat().st_size)
+    claims = {3: digests[2], 0: digests[1]}
+    assert found == Kept({"what": [1, "é\udcff"]}, claims, {0: LOSS}, path.stat().st_size)
     with Journal(path, {}, found) as journal:
-        journal.record([(1, digests[3])])
+        journal.record([(1, digests[3], LOSS)])
     again = read_journal(path, 4)
     assert again is not None
     assert again.claims == {3: digests[2], 0: digests[1], 1: digests[3]}
+    assert again.losses == {0: LOSS, 1: LOSS}
 
 
 @pytest.mark.parametrize(
@@ -618,7 +624,7 @@ def test_a_journal_reads_back_what_was_recorded(tmp_path: Path) -> None:
 def test_a_journal_ends_where_it_stops_making_sense(tmp_path: Path, line: bytes, claimed: int) -> None:
     path = tmp_path / "j"
     with Journal(path, {}) as journal:
-        journal.record([(0, "0" * 64)])
+        journal.record([(0, "0" * 64, None)])
     sound = path.stat().st_size
     path.write_bytes(path.read_bytes() + line + b'{"object":2,"sha256":"' + b"2" * 64 + b'"}\n' * (claimed == 1))
     found = read_journal(path, 4)

@@ -39,6 +39,7 @@ class How:
     memory: int | None
     resume: bool
     quiet: bool
+    stats: bool = True
     connect: Callable[[], AbstractContextManager[Workers]] | None = None
 
     def access(self, job: Job) -> Access:
@@ -118,6 +119,7 @@ def _convert_here(job: Job, plan: Plan, how: How) -> Outcome:
             job.output,
             threads=threads,
             block_bytes=size,
+            stats=how.stats,
             resume=how.resume,
             overwrite=job.overwrite,
             progress=show,

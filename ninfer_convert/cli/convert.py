@@ -42,6 +42,7 @@ from ninfer_convert.source.acquisition import Access
 @click.option("--overwrite", is_flag=True, help="Replace an existing OUT when the new one is complete.")
 @click.option("--resume", type=click.Choice(["auto", "never"]), default="auto", show_default=True,
               help="Go on from what an interrupted run left, or start over.")
+@click.option("--no-stats", is_flag=True, help="Do not measure what encoding costs each tensor, for the report.")
 @click.option("--report", "report_option", metavar="PATH", type=click.Path(path_type=Path),
               help="Where the conversion report goes  [default: OUT.ninfer.conversion.json]")
 @click.option("--stream", is_flag=True,
@@ -67,6 +68,7 @@ def run(
     dask: str | None,
     overwrite: bool,
     resume: str,
+    no_stats: bool,
     report_option: Path | None,
     stream: bool,
     verify_source: bool,
@@ -112,7 +114,7 @@ def run(
     if connect is None:
         chosen_threads(threads)
     memory = None if max_memory is None else chosen_memory(max_memory)
-    how = How(threads=threads, memory=memory, resume=resume == "auto", quiet=quiet, connect=connect)
+    how = How(threads=threads, memory=memory, resume=resume == "auto", stats=not no_stats, quiet=quiet, connect=connect)
     access: Access = "headers" if dry_run else how.access(job)
     with planned(recipe_name, sources, inputs, prefixes, unpinned, access, verbose=verbose) as plan:
         require_paths(plan, job)

@@ -31,7 +31,7 @@ from ninfer_convert.run.plan_file import PlanFile, plan_file, read_plan_file, wr
 from ninfer_convert.run.writer import require_output
 from ninfer_convert.source.acquisition import Access
 
-WITH_PLAN = ("plan_name", "shard", "threads", "max_memory", "resume", "quiet", "verbose")
+WITH_PLAN = ("plan_name", "shard", "threads", "max_memory", "resume", "no_stats", "quiet", "verbose")
 """The parameters of `run` that a plan file leaves open."""
 
 plan_option = click.option("--plan", "plan_name", required=True, metavar="PLAN.json", help="What `plan -o` wrote.")
@@ -137,6 +137,7 @@ def run_shard(context: click.Context) -> None:
                 share,
                 threads=workers,
                 block_bytes=block_bytes(made, workers, memory),
+                stats=not given["no_stats"],
                 resume=given["resume"] == "auto",
                 progress=show,
             )
@@ -192,14 +193,20 @@ def _report(made: Plan, outcome: Outcome, workers: int) -> dict[str, Any]:
 
 def _require_report(made: Plan, file: PlanFile, outcome: Outcome) -> None:
     """Raises UsageError unless the report beside an output says of it what is true."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         found = json.loads(file.report.read_bytes())
         wanted = json.loads(json.dumps(_report(made, outcome, 1)))
-        if isinstance(found, dict) and {**found, "run": None} == {**wanted, "run": None}:
+        if isinstance(found, dict) and _decided(found) == _decided(wanted):
             return
     raise UsageError(
         f"{_name(file)} exists, and {printable(os.fspath(file.report))} does not say that it was made by this plan"
     )
+
+
+def _decided(report: dict[str, Any]) -> dict[str, Any]:
+    """Returns what the plan and the bytes decide: not what the run was, and not what it has measured."""
+    objects = [{key: value for key, value in item.items() if key != "stats"} for item in report["objects"]]
+    return {**report, "objects": objects, "run": None}
 
 
 def _name(file: PlanFile) -> str:

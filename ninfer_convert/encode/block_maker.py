@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ninfer_convert.encode.interface import LOSS_WORDS
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.encode.rows import encode_rows
 from ninfer_convert.encode.words import pack_fp8_rows, pack_nvfp4_rows
 from ninfer_convert.errors import EncodeError, printable
@@ -27,9 +29,14 @@ Piece = tuple[int, npt.NDArray[np.uint8]]
 
 
 class BlockMaker:
-    """Makes the bytes of blocks, one at a time, in buffers it reuses. One per thread."""
+    """Makes the bytes of blocks, one at a time, in buffers it reuses. One per thread.
 
-    def __init__(self) -> None:
+    `loss` is what encoding the last block has cost; None if nothing was encoded, or if nobody wants to know.
+    """
+
+    def __init__(self, *, has_stats: bool = False) -> None:
+        self.loss: Loss | None = None
+        self._has_stats = has_stats
         self._buffers: dict[str, Buffer] = {}
 
     def _buffer(self, name: str, nbytes: int) -> Buffer:
@@ -55,6 +62,7 @@ class BlockMaker:
                 tensor, row and column of the source.
             SourceError: a read failed, or values that must be identical differ.
         """
+        self.loss = None
         if isinstance(item.value, Words):
             return self._copied(item, item.value, block)
         if isinstance(item.numeric, DirectFormat):
@@ -87,10 +95,13 @@ class BlockMaker:
         numeric = item.numeric
         if not isinstance(numeric, (GroupedFormat, RowScaledFormat)):
             raise TypeError(f"{numeric.name} has no encoder")
+        found = np.zeros(LOSS_WORDS, np.int64) if self._has_stats else None
         try:
-            encode_rows(numeric, value.dtype, rows, {plane.name: out for plane, out in planes})
+            encode_rows(numeric, value.dtype, rows, {plane.name: out for plane, out in planes}, found)
         except RowError as error:
             raise _value_error(item, value, block, error) from error
+        if found is not None:
+            self.loss = Loss.of_block(found, rows.size, block.begin * k)
         return _placed(planes, block)
 
     def _copied(self, item: PlannedTensor, words: Words, block: Block) -> list[Piece]:

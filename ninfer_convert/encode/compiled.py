@@ -13,8 +13,9 @@ import hashlib
 import importlib.metadata
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import llvmlite
@@ -155,21 +156,15 @@ def _new_engine() -> Any:
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 
 
-encode_grouped = Kernel("encode_grouped")
-encode_fp8_rows = Kernel("encode_fp8_rows")
-copy_fp8_rows = Kernel("copy_fp8_rows")
-swizzle_nvfp4_scales = Kernel("swizzle_nvfp4_scales")
-
-
-_KERNELS = (encode_grouped, encode_fp8_rows, copy_fp8_rows, swizzle_nvfp4_scales)
+KERNELS: Mapping[str, Kernel] = MappingProxyType({name: Kernel(name) for name in SIGNATURES})
 
 
 def warm() -> None:
     """Loads every kernel, or compiles and keeps it; a run does either where it first needs one."""
-    for kernel in _KERNELS:
+    for kernel in KERNELS.values():
         kernel.load()
 
 
 def kept() -> tuple[Path | None, dict[str, bool]]:
     """Returns where kernels are kept, if anywhere, and whether each one is there, intact and for this machine."""
-    return cache_directory(), {kernel.name: load_entry(kernel.entry()) is not None for kernel in _KERNELS}
+    return cache_directory(), {kernel.name: load_entry(kernel.entry()) is not None for kernel in KERNELS.values()}

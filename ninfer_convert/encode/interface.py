@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-BF16 = 0
-F16 = 1
-F32 = 2
-"""The source dtypes."""
+WORDS: Mapping[str, str] = MappingProxyType({"BF16": "uint16", "F16": "uint16", "F32": "uint32"})
+"""The source dtypes, and the type of their words; the dtypes in small letters end the names of their kernels."""
 
 SEGMENT = 2560
 """Columns handled at a time: codes, maxima and the source words of one segment stay in the first-level cache.
@@ -51,19 +49,26 @@ LOSS_WORDS = ZERO_GROUPS + 4
 scale is zero, and in which the clamp moved a code; the binary32 word of the largest error, and row * K + column of
 the first that has it."""
 
+_PLANE = "uint8[:, ::1]"
+
 SIGNATURES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "encode_grouped": (
-            *("int64", "uint8[:, ::1]", "int64", "int64", "float32", "float32"),
-            *("uint8[:, ::1]", "uint8[:, ::1]", "uint8[:, ::1]"),
+        f"encode_grouped_{dtype.lower()}": (
+            *(f"{word}[:, ::1]", "int64", "int64", "float32", "float32", _PLANE, _PLANE, _PLANE),
             *("uint8[::1]", "uint32[::1]", "uint32[::1]", "float32[::1]", "float32[::1]", "float32[::1]", "int64[::1]"),
-        ),
-        "encode_fp8_rows": (
-            *("int64", "uint8[:, ::1]", "uint8[:, ::1]", "uint8[:, ::1]"),
+        )
+        for dtype, word in WORDS.items()
+    }
+    | {
+        f"encode_fp8_rows_{dtype.lower()}": (
+            *(f"{word}[:, ::1]", _PLANE, _PLANE),
             *("float32[::1]", "float32[::1]", "float32[::1]", "int64[::1]"),
-        ),
-        "copy_fp8_rows": ("uint8[:, ::1]", "uint16[::1]", "uint8[:, ::1]", "uint8[:, ::1]"),
-        "swizzle_nvfp4_scales": ("uint8[:, ::1]", "uint8[::1]"),
+        )
+        for dtype, word in WORDS.items()
+    }
+    | {
+        "copy_fp8_rows": (_PLANE, "uint16[::1]", _PLANE, _PLANE),
+        "swizzle_nvfp4_scales": (_PLANE, "uint8[::1]"),
     }
 )
 """The parameters of each kernel, in numba's notation; every one returns an int64."""

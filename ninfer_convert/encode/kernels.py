@@ -2,13 +2,13 @@
 
 Owns arithmetic and bit order. Trusts its inputs: `rows` and `words` check shapes, dtypes and contiguity before
 they call. Serial and without the interpreter lock; a block of rows is the unit of work, so any thread may run
-any block. Only `compiled` imports this module, when a kernel is to be compiled: the four entry points allocate
-nothing and call nothing outside of themselves, so that their machine code runs without numba.
+any block. Only `compiled` imports this module, when a kernel is to be compiled: the entry points allocate nothing
+and call nothing outside of themselves, so that their machine code runs without numba.
 
-numba has no half-precision type, hence words in and words out; source words come as bytes, so that one kernel
-serves every source dtype. Every literal that meets a float is a float32, because a bare one would widen the
-expression to float64. Neither fused multiply-add nor reassociation is allowed (no fastmath): the bytes are the
-same on every processor.
+numba has no half-precision type, hence words in and words out, and a kernel for each source dtype: functions that
+are made for a dtype take what widens its words to binary32. Every literal that meets a float is a float32,
+because a bare one would widen the expression to float64. Neither fused multiply-add nor reassociation is
+allowed (no fastmath): the bytes are the same on every processor.
 
 Source: tensor-formats.md sections 3.3, 3.4, 5 to 7; layouts.md; targets/qwen3.8-27b-nvfp4.md, "Encoder".
 """
@@ -23,10 +23,7 @@ import numpy.typing as npt
 from numba import njit
 
 from ninfer_convert.encode.interface import (
-    BF16,
     CLIPPED_GROUPS,
-    F16,
-    F32,
     LANES,
     LARGEST,
     LARGEST_AT,
@@ -61,6 +58,8 @@ _TINY_WORD = np.uint32((127 - 40) << 23)
 """Squares of values below 2^-40 may be too small for binary32."""
 
 Array = npt.NDArray[Any]
+Widen = Callable[[Any], np.uint32]
+"""What makes a binary32 word of a source word."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -171,27 +170,6 @@ def _group_maxima(words: Array, mask: Any, group: int, maxima: Array) -> None:
         maxima[whole] = _largest(words[whole * group :], mask)
 
 
-@_inner
-def _segment_maxima(source: int, segment: Array, group: int, maxima: Array) -> None:
-    """Fills maxima with the binary32 words of the largest magnitudes of the groups of a segment."""
-    if source == F32:
-        _group_maxima(segment.view(np.uint32), _F32_MAGNITUDE, group, maxima)
-        return
-    _group_maxima(segment.view(np.uint16), _F16_MAGNITUDE, group, maxima)
-    for g in range(maxima.size):
-        word = np.uint16(maxima[g])
-        maxima[g] = _bf16_to_f32(word) if source == BF16 else _f16_to_f32(word)
-
-
-@_inner
-def _row_maximum(source: int, row: Array) -> np.uint32:
-    """Returns the binary32 word of the largest magnitude of a row."""
-    if source == F32:
-        return _largest(row.view(np.uint32), _F32_MAGNITUDE)
-    word = np.uint16(_largest(row.view(np.uint16), _F16_MAGNITUDE))
-    return _bf16_to_f32(word) if source == BF16 else _f16_to_f32(word)
-
-
 # Grouped formats
 
 
@@ -216,7 +194,7 @@ def _group_scales(maxima: Array, code_max: np.float32, scales: Array, inverses: 
     return largest
 
 
-def _coder(to_f32: Callable[[Any], np.uint32], has_errors: bool) -> Any:
+def _coder(to_f32: Widen, has_errors: bool) -> Any:
     """Returns the function that makes the codes of a segment, and their errors or not, for one source dtype."""
 
     @_inner
@@ -248,18 +226,6 @@ def _coder(to_f32: Callable[[Any], np.uint32], has_errors: bool) -> Any:
                     own[i] = np.float32(value - np.float32(np.float32(anchored - _INTEGER_ANCHOR) * scale))
 
     return make
-
-
-_codes_bf16, _codes_f16, _codes_f32 = (
-    _coder(_bf16_to_f32, False),
-    _coder(_finite_f16_to_f32, False),
-    _coder(_f32_to_f32, False),
-)
-_codes_and_errors_bf16, _codes_and_errors_f16, _codes_and_errors_f32 = (
-    _coder(_bf16_to_f32, True),
-    _coder(_finite_f16_to_f32, True),
-    _coder(_f32_to_f32, True),
-)
 
 
 @_inner
@@ -324,7 +290,7 @@ def _folded(lanes: Array) -> Any:
     return total
 
 
-def _adder(to_f32: Callable[[Any], np.uint32]) -> Any:
+def _adder(to_f32: Widen) -> Any:
     """Returns the function that adds up squares of a segment, for one source dtype."""
 
     @_inner
@@ -373,10 +339,7 @@ def _adder(to_f32: Callable[[Any], np.uint32]) -> Any:
     return add
 
 
-_add_bf16, _add_f16, _add_f32 = _adder(_bf16_to_f32), _adder(_finite_f16_to_f32), _adder(_f32_to_f32)
-
-
-def _grouped_loss(to_f32: Callable[[Any], np.uint32], add: Any) -> Any:
+def _grouped_loss(to_f32: Widen, add: Any) -> Any:
     """Returns the function that adds up the loss of a segment of a grouped format, for one source dtype."""
 
     @_inner
@@ -384,9 +347,9 @@ def _grouped_loss(to_f32: Callable[[Any], np.uint32], add: Any) -> Any:
         words: Array, begin: int, end: int, inverse: np.float32, code_min: np.float32, code_max: np.float32
     ) -> bool:
         for i in range(begin, end):
-            scaled = np.float32(_as_f32(to_f32(words[i])) * inverse)
-            # Ties go to even codes: the upper bound is odd, the lower one even.
-            if scaled >= code_max + _HALF or scaled < code_min - _HALF:
+            anchored = np.float32(np.float32(_as_f32(to_f32(words[i])) * inverse) + _INTEGER_ANCHOR)
+            rounded = np.float32(anchored - _INTEGER_ANCHOR)
+            if rounded > code_max or rounded < code_min:
                 return True
         return False
 
@@ -409,7 +372,7 @@ def _grouped_loss(to_f32: Callable[[Any], np.uint32], add: Any) -> Any:
             is_zero = scales[g] == np.uint32(0)
             zeros += np.int64(is_zero)
             tiny |= np.uint32(not is_zero) & np.uint32(maxima[g] < _TINY_WORD)
-            # The largest magnitude may be that of a negative value, which has one more code.
+            # May be: the code of a negative value may be one larger.
             clipped |= np.uint32(np.float32(_as_f32(maxima[g]) * inverses[g]) >= code_max + _HALF)
         loss[ZERO_GROUPS] += zeros
         if clipped:
@@ -421,88 +384,85 @@ def _grouped_loss(to_f32: Callable[[Any], np.uint32], add: Any) -> Any:
     return add_segment
 
 
-_loss_bf16, _loss_f16, _loss_f32 = (
-    _grouped_loss(_bf16_to_f32, _add_bf16),
-    _grouped_loss(_finite_f16_to_f32, _add_f16),
-    _grouped_loss(_f32_to_f32, _add_f32),
-)
+def _grouped_encoder(mask: Any, to_f32: Widen, any_to_f32: Widen) -> Any:
+    """Returns the kernel that encodes rows to a grouped format, for one source dtype.
 
-
-@_kernel
-def encode_grouped(
-    source: int,
-    words: Array,
-    code_bits: int,
-    group: int,
-    code_min: np.float32,
-    code_max: np.float32,
-    base: Array,
-    high: Array,
-    scale: Array,
-    scratch: Array,
-    maxima: Array,
-    scales: Array,
-    inverses: Array,
-    errors: Array,
-    lanes: Array,
-    loss: Array,
-) -> int:
-    """Encodes rows of source words, [rows, K * word bytes] uint8, into the rows of their planes.
-
-    Returns -1, or row * ceil(K / group) + group of the first group that cannot be encoded. The loss is added to
-    `loss` unless that is empty; the arrays between `scale` and that one are `interface.SCRATCH`.
-    Source: tensor-formats.md section 7.2; layouts.md, row-split-k128-v1.
+    Args:
+        mask: of everything but the sign of a source word, in its type.
+        to_f32: widens a finite word to a binary32 word.
+        any_to_f32: widens any word.
     """
-    word_bytes = 4 if source == F32 else 2
-    k = words.shape[1] // word_bytes
-    k_pad = scale.shape[1] // 2 * group
-    lanes[:] = _ZERO
-    for row in range(words.shape[0]):
-        for begin in range(0, k_pad, SEGMENT):
-            end, pad_end = min(begin + SEGMENT, k), min(begin + SEGMENT, k_pad)
-            segment = words[row][begin * word_bytes : end * word_bytes]
-            groups = (end - begin + group - 1) // group
-            _segment_maxima(source, segment, group, maxima[:groups])
-            if _group_scales(maxima[:groups], code_max, scales, inverses) >= _F16_INFINITY:
-                first = 0
-                while scales[first] < _F16_INFINITY:
-                    first += 1
-                bad_group: int = row * ((k + group - 1) // group) + begin // group + first
-                return bad_group
-            codes = base[row][begin:pad_end] if code_bits == 8 else scratch[: pad_end - begin]
-            own = inverses[:groups]
-            targets = (group, scales, own, code_min, code_max, codes, errors)
-            if loss.size == 0:
-                if source == BF16:
-                    _codes_bf16(segment.view(np.uint16), *targets)
-                elif source == F16:
-                    _codes_f16(segment.view(np.uint16), *targets)
+    make_codes, make_codes_and_errors = _coder(to_f32, False), _coder(to_f32, True)
+    add_loss = _grouped_loss(to_f32, _adder(to_f32))
+
+    def encode(
+        words: Array,
+        code_bits: int,
+        group: int,
+        code_min: np.float32,
+        code_max: np.float32,
+        base: Array,
+        high: Array,
+        scale: Array,
+        scratch: Array,
+        maxima: Array,
+        scales: Array,
+        inverses: Array,
+        errors: Array,
+        lanes: Array,
+        loss: Array,
+    ) -> int:
+        """Encodes rows of source words [rows, K] into the rows of their planes.
+
+        Returns -1, or row * ceil(K / group) + group of the first group that cannot be encoded. The loss is added to
+        `loss` unless that is empty; the arrays between `scale` and that one are `interface.SCRATCH`.
+        Source: tensor-formats.md section 7.2; layouts.md, row-split-k128-v1.
+        """
+        k = words.shape[1]
+        k_pad = scale.shape[1] // 2 * group
+        lanes[:] = _ZERO
+        for row in range(words.shape[0]):
+            for begin in range(0, k_pad, SEGMENT):
+                end, pad_end = min(begin + SEGMENT, k), min(begin + SEGMENT, k_pad)
+                segment = words[row][begin:end]
+                groups = (end - begin + group - 1) // group
+                _group_maxima(segment, mask, group, maxima)
+                for g in range(groups):
+                    maxima[g] = any_to_f32(maxima[g])
+                if _group_scales(maxima[:groups], code_max, scales, inverses) >= _F16_INFINITY:
+                    first = 0
+                    while scales[first] < _F16_INFINITY:
+                        first += 1
+                    bad_group: int = row * ((k + group - 1) // group) + begin // group + first
+                    return bad_group
+                codes = base[row][begin:pad_end] if code_bits == 8 else scratch[: pad_end - begin]
+                own = inverses[:groups]
+                if loss.size == 0:
+                    make_codes(segment, group, scales, own, code_min, code_max, codes, errors)
                 else:
-                    _codes_f32(segment.view(np.uint32), *targets)
-            else:
-                sums = (group, maxima, scales, own, code_min, code_max, errors, lanes, row * k + begin, loss)
-                if source == BF16:
-                    _codes_and_errors_bf16(segment.view(np.uint16), *targets)
-                    _loss_bf16(segment.view(np.uint16), *sums)
-                elif source == F16:
-                    _codes_and_errors_f16(segment.view(np.uint16), *targets)
-                    _loss_f16(segment.view(np.uint16), *sums)
-                else:
-                    _codes_and_errors_f32(segment.view(np.uint32), *targets)
-                    _loss_f32(segment.view(np.uint32), *sums)
-            codes[end - begin :] = 0
-            if code_bits < 8:
-                _pack_nibbles(codes, base[row][begin // 2 : pad_end // 2])
-            if code_bits == 5:
-                _pack_bit_4(codes, high[row][begin // 8 : pad_end // 8])
-            elif code_bits == 6:
-                _pack_bits_4_and_5(codes, high[row][begin // 4 : pad_end // 4])
-            scales[groups : (pad_end - begin) // group] = 0
-            scale_bytes = scale[row][begin // group * 2 : pad_end // group * 2]
-            for g in range(scale_bytes.size // 2):
-                scale_bytes[2 * g] = np.uint8(scales[g])
-                scale_bytes[2 * g + 1] = np.uint8(scales[g] >> np.uint32(8))
-    return -1
+                    make_codes_and_errors(segment, group, scales, own, code_min, code_max, codes, errors)
+                    place = row * k + begin
+                    add_loss(segment, group, maxima, scales, own, code_min, code_max, errors, lanes, place, loss)
+                codes[end - begin :] = 0
+                if code_bits < 8:
+                    _pack_nibbles(codes, base[row][begin // 2 : pad_end // 2])
+                if code_bits == 5:
+                    _pack_bit_4(codes, high[row][begin // 8 : pad_end // 8])
+                elif code_bits == 6:
+                    _pack_bits_4_and_5(codes, high[row][begin // 4 : pad_end // 4])
+                scales[groups : (pad_end - begin) // group] = 0
+                scale_bytes = scale[row][begin // group * 2 : pad_end // group * 2]
+                for g in range(scale_bytes.size // 2):
+                    scale_bytes[2 * g] = np.uint8(scales[g])
+                    scale_bytes[2 * g + 1] = np.uint8(scales[g] >> np.uint32(8))
+        return -1
+
+    return _kernel(encode)
+
+
+encode_grouped_bf16 = _grouped_encoder(_F16_MAGNITUDE, _bf16_to_f32, _bf16_to_f32)
+encode_grouped_f16 = _grouped_encoder(_F16_MAGNITUDE, _finite_f16_to_f32, _f16_to_f32)
+encode_grouped_f32 = _grouped_encoder(_F32_MAGNITUDE, _f32_to_f32, _f32_to_f32)
 
 
 # FP8 with one scale per row
@@ -515,20 +475,6 @@ def _e4m3_scaled(value: np.float32, inverse: np.float32) -> np.float32:
     return scaled if scaled < _E4M3_MAX else _E4M3_MAX
 
 
-def _e4m3_coder(to_f32: Callable[[Any], np.uint32]) -> Any:
-    """Returns the function that makes the codes of a row, for one source dtype."""
-
-    @_inner
-    def codes(words: Array, inverse: np.float32, codes: Array) -> None:
-        for i in range(codes.size):
-            codes[i] = _round_to_e4m3(_e4m3_scaled(_as_f32(to_f32(words[i])), inverse))
-
-    return codes
-
-
-_e4m3_bf16, _e4m3_f16, _e4m3_f32 = _e4m3_coder(_bf16_to_f32), _e4m3_coder(_finite_f16_to_f32), _e4m3_coder(_f32_to_f32)
-
-
 @_inner
 def _e4m3_to_f32(code: np.uint8) -> np.float32:
     magnitude = np.uint32(code & np.uint8(0x7F))
@@ -538,94 +484,75 @@ def _e4m3_to_f32(code: np.uint8) -> np.float32:
     return -value if code & np.uint8(0x80) else value
 
 
-def _e4m3_errors(to_f32: Callable[[Any], np.uint32]) -> Any:
-    """Returns the function that fills values and errors of a segment, in units of the scale, for one source dtype."""
+def _fp8_encoder(mask: Any, to_f32: Widen, any_to_f32: Widen) -> Any:
+    """Returns the kernel that encodes rows to E4M3FN, for one source dtype; arguments as of `_grouped_encoder`."""
+    add = _adder(_f32_to_f32)
 
     @_inner
-    def fill(words: Array, codes: Array, inverse: np.float32, values: Array, errors: Array) -> None:
-        for i in range(codes.size):
-            value = np.float32(_as_f32(to_f32(words[i])) * inverse)
-            values[i] = value
-            errors[i] = np.float32(value - _e4m3_to_f32(codes[i]))
+    def add_loss(
+        words: Array,
+        codes: Array,
+        scale: np.float32,
+        inverse: np.float32,
+        values: Array,
+        errors: Array,
+        lanes: Array,
+        place: int,
+        loss: Array,
+    ) -> None:
+        """Adds the loss of a row. Values and errors are in units of the scale, so that no square is too large."""
+        for begin in range(0, words.size, SEGMENT):
+            source, stored = words[begin : min(words.size, begin + SEGMENT)], codes[begin:]
+            for i in range(source.size):
+                value = np.float32(_as_f32(to_f32(source[i])) * inverse)
+                values[i] = value
+                errors[i] = np.float32(value - _e4m3_to_f32(stored[i]))
+            value_words = values[: source.size].view(np.uint32)
+            add(value_words, errors, np.float64(scale), False, lanes, place + begin, loss)
 
-    return fill
+    def encode(
+        words: Array, code: Array, scale: Array, values: Array, errors: Array, lanes: Array, loss: Array
+    ) -> int:
+        """Encodes rows of source words [rows, K] to E4M3FN codes and BF16 row multipliers.
 
-
-_e4m3_errors_bf16, _e4m3_errors_f16, _e4m3_errors_f32 = (
-    _e4m3_errors(_bf16_to_f32),
-    _e4m3_errors(_finite_f16_to_f32),
-    _e4m3_errors(_f32_to_f32),
-)
-
-
-@_inner
-def _add_fp8_row(
-    source: int,
-    row: Array,
-    codes: Array,
-    scale: np.float32,
-    inverse: np.float32,
-    values: Array,
-    errors: Array,
-    lanes: Array,
-    place: int,
-    loss: Array,
-) -> None:
-    word_bytes = 4 if source == F32 else 2
-    for begin in range(0, codes.size, SEGMENT):
-        end = min(codes.size, begin + SEGMENT)
-        words, own = row[begin * word_bytes : end * word_bytes], codes[begin:end]
-        if source == BF16:
-            _e4m3_errors_bf16(words.view(np.uint16), own, inverse, values, errors)
-        elif source == F16:
-            _e4m3_errors_f16(words.view(np.uint16), own, inverse, values, errors)
-        else:
-            _e4m3_errors_f32(words.view(np.uint32), own, inverse, values, errors)
-        value_words = values[: end - begin].view(np.uint32)
-        _add_f32(value_words, errors[: end - begin], np.float64(scale), False, lanes, place + begin, loss)
-
-
-@_kernel
-def encode_fp8_rows(
-    source: int, words: Array, code: Array, scale: Array, values: Array, errors: Array, lanes: Array, loss: Array
-) -> int:
-    """Encodes rows of source words, [rows, K * word bytes] uint8, to E4M3FN codes and BF16 row multipliers.
-
-    Returns -1, or the first row that cannot be encoded. The loss is added to `loss` unless that is empty, with
-    each row as a group; the arrays before that one are of `interface.SCRATCH`.
-    Source: targets/qwen3.8-27b-nvfp4.md, "Encoder".
-    """
-    lanes[:] = _ZERO
-    for row in range(words.shape[0]):
-        maximum = _row_maximum(source, words[row])
-        if maximum >= _F32_INFINITY:
-            return row
-        scale_word = np.uint32(0)
-        if maximum == np.uint32(0):
-            code[row][:] = 0
-            if loss.size:
-                loss[ZERO_GROUPS] += 1
-        else:
-            raw = np.float32(_as_f32(maximum) / _E4M3_MAX)
-            scale_word = max(np.uint32(1), _round_to_bf16(raw.view(np.uint32)))
-            scale_value = _as_f32(scale_word << np.uint32(16))
-            inverse = np.float32(_ONE / scale_value)
-            if inverse == np.inf:
+        Returns -1, or the first row that cannot be encoded. The loss is added to `loss` unless that is empty, with
+        each row as a group; the arrays before that one are of `interface.SCRATCH`.
+        Source: targets/qwen3.8-27b-nvfp4.md, "Encoder".
+        """
+        lanes[:] = _ZERO
+        for row in range(words.shape[0]):
+            source, target = words[row], code[row]
+            maximum = any_to_f32(_largest(source, mask))
+            if maximum >= _F32_INFINITY:
                 return row
-            own, place = code[row], row * code.shape[1]
-            if source == BF16:
-                _e4m3_bf16(words[row].view(np.uint16), inverse, own)
-            elif source == F16:
-                _e4m3_f16(words[row].view(np.uint16), inverse, own)
+            scale_word = np.uint32(0)
+            if maximum == np.uint32(0):
+                target[:] = 0
+                if loss.size:
+                    loss[ZERO_GROUPS] += 1
             else:
-                _e4m3_f32(words[row].view(np.uint32), inverse, own)
-            if loss.size:
-                if np.float32(_as_f32(maximum) * inverse) > _E4M3_CLIPPED_ABOVE:
-                    loss[CLIPPED_GROUPS] += 1
-                _add_fp8_row(source, words[row], own, scale_value, inverse, values, errors, lanes, place, loss)
-        scale[row, 0] = np.uint8(scale_word)
-        scale[row, 1] = np.uint8(scale_word >> np.uint32(8))
-    return -1
+                raw = np.float32(_as_f32(maximum) / _E4M3_MAX)
+                scale_word = max(np.uint32(1), _round_to_bf16(raw.view(np.uint32)))
+                scale_value = _as_f32(scale_word << np.uint32(16))
+                inverse = np.float32(_ONE / scale_value)
+                if inverse == np.inf:
+                    return row
+                for i in range(target.size):
+                    target[i] = _round_to_e4m3(_e4m3_scaled(_as_f32(to_f32(source[i])), inverse))
+                if loss.size:
+                    if np.float32(_as_f32(maximum) * inverse) > _E4M3_CLIPPED_ABOVE:
+                        loss[CLIPPED_GROUPS] += 1
+                    add_loss(source, target, scale_value, inverse, values, errors, lanes, row * words.shape[1], loss)
+            scale[row, 0] = np.uint8(scale_word)
+            scale[row, 1] = np.uint8(scale_word >> np.uint32(8))
+        return -1
+
+    return _kernel(encode)
+
+
+encode_fp8_rows_bf16 = _fp8_encoder(_F16_MAGNITUDE, _bf16_to_f32, _bf16_to_f32)
+encode_fp8_rows_f16 = _fp8_encoder(_F16_MAGNITUDE, _finite_f16_to_f32, _f16_to_f32)
+encode_fp8_rows_f32 = _fp8_encoder(_F32_MAGNITUDE, _f32_to_f32, _f32_to_f32)
 
 
 # Copies of already selected words

@@ -9,27 +9,18 @@ Source: tensor-formats.md section 7; targets/qwen3.8-27b-nvfp4.md, "Encoder"; la
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ninfer_convert.encode import compiled, interface
+from ninfer_convert.encode import interface
+from ninfer_convert.encode.compiled import KERNELS
 from ninfer_convert.formats import GroupedFormat, RowScaledFormat
 from ninfer_convert.layout import geometry
 from ninfer_convert.row_error import RowError
 
-SOURCE_DTYPES = ("BF16", "F16", "F32")
-
-_SOURCES: Mapping[str, tuple[int, np.dtype[Any]]] = MappingProxyType(
-    {
-        "BF16": (interface.BF16, np.dtype("<u2")),
-        "F16": (interface.F16, np.dtype("<u2")),
-        "F32": (interface.F32, np.dtype("<u4")),
-    }
-)
-"""The kernels' own number and the word of each source dtype."""
+SOURCE_DTYPES = tuple(interface.WORDS)
 
 _NO_PLANE = np.empty((0, 0), np.uint8)
 _NO_LOSS = np.empty(0, np.int64)
@@ -66,8 +57,9 @@ def encode_rows(
     """
     if not isinstance(numeric, (GroupedFormat, RowScaledFormat)):
         raise TypeError(f"{getattr(numeric, 'name', numeric)} has no encoder")
-    source, word = _source(dtype)
-    require_array("words", words, word, 2)
+    if dtype not in interface.WORDS:
+        raise ValueError(f"source dtype {dtype} has no encoder; required is one of {', '.join(SOURCE_DTYPES)}")
+    require_array("words", words, np.dtype(interface.WORDS[dtype]), 2)
     rows, k = words.shape
     for plane in geometry(numeric, (rows, k)).planes:
         require_plane(planes, plane.name, (rows, plane.row_bytes))
@@ -75,19 +67,17 @@ def encode_rows(
         loss = _NO_LOSS
     else:
         require_array("loss", loss, np.dtype(np.int64), 1, (interface.LOSS_WORDS,))
-    row_bytes = words.view(np.uint8)
     scratch = {name: np.empty(length, kind) for name, (kind, length) in interface.SCRATCH.items()}
     if isinstance(numeric, RowScaledFormat):
-        bad_row = compiled.encode_fp8_rows(
-            *(source, row_bytes, planes["code"], planes["scale"]),
+        bad_row = KERNELS[f"encode_fp8_rows_{dtype.lower()}"](
+            *(words, planes["code"], planes["scale"]),
             *(scratch["values"], scratch["errors"], scratch["lanes"], loss),
         )
         if bad_row >= 0:
             raise _bad_values(dtype, words, bad_row, 0, k) or _bad_row_scale(dtype, words, bad_row)
         return
-    bad_group = compiled.encode_grouped(
-        source,
-        row_bytes,
+    bad_group = KERNELS[f"encode_grouped_{dtype.lower()}"](
+        words,
         numeric.code_bits,
         numeric.group,
         float(numeric.code_min),
@@ -125,12 +115,6 @@ def require_plane(planes: Mapping[str, Plane], name: str, shape: tuple[int, int]
     require_array(f"plane {name}", planes[name], np.dtype(np.uint8), 2, shape)
     if not planes[name].flags.writeable:
         raise ValueError(f"plane {name} is read-only; it is to be written")
-
-
-def _source(dtype: str) -> tuple[int, np.dtype[Any]]:
-    if dtype not in _SOURCES:
-        raise ValueError(f"source dtype {dtype} has no encoder; required is one of {', '.join(SOURCE_DTYPES)}")
-    return _SOURCES[dtype]
 
 
 def _values(dtype: str, words: Array) -> Array:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ninfer_convert.encode import compiled
+from ninfer_convert.encode.compiled import KERNELS
 from ninfer_convert.encode.rows import Array, Plane, require_array, require_plane
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4
 from ninfer_convert.layout import geometry
@@ -42,7 +42,7 @@ def pack_nvfp4_rows(code: Array, scale: Array, planes: Mapping[str, Plane]) -> N
     require_array("scale", scale, _BYTE, 2, (rows, groups))
     require_plane(planes, "code", (rows, code_bytes))
     require_plane(planes, "scale", (rows, groups))
-    bad_scale = compiled.swizzle_nvfp4_scales(scale, planes["scale"].reshape(-1))
+    bad_scale = KERNELS["swizzle_nvfp4_scales"](scale, planes["scale"].reshape(-1))
     if bad_scale >= 0:
         row, group = divmod(bad_scale, groups)
         raise RowError(row, f"scale {_e4m3_offence(int(scale[row, group]))}", group=group)
@@ -70,7 +70,7 @@ def pack_fp8_rows(code: Array, scale: Array, planes: Mapping[str, Plane]) -> Non
     require_array("scale", scale, np.dtype("<u2"), 1, (rows,))
     require_plane(planes, "code", (rows, k))
     require_plane(planes, "scale", (rows, 2))
-    row = compiled.copy_fp8_rows(code, scale, planes["code"], planes["scale"])
+    row = KERNELS["copy_fp8_rows"](code, scale, planes["code"], planes["scale"])
     if row >= 0:
         raise _fp8_offence(row, code[row], int(scale[row]))
 

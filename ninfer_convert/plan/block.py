@@ -26,6 +26,11 @@ class Block:
     end: int
 
 
+def is_encoded(item: PlannedTensor) -> bool:
+    """Tells whether an encoder makes the words of a tensor; they are those of the source otherwise, or cast."""
+    return not isinstance(item.numeric, DirectFormat) and not isinstance(item.value, Words)
+
+
 def blocks(item: PlannedTensor, block_bytes: int = BLOCK_BYTES) -> Iterator[Block]:
     """Yields the blocks of a tensor in order; where they are cut does not change a byte of the result."""
     total, unit_bytes, quantum = _extent(item)

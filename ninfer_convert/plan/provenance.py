@@ -12,13 +12,14 @@ import hashlib
 import importlib.metadata
 import platform
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ninfer_convert import __version__
 from ninfer_convert.allowance import peak_memory
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import RAW_BYTES
@@ -41,12 +42,13 @@ class Outcome:
     """What a finished run knows beyond its plan.
 
     `digests` holds one SHA-256 per object in stored order, `file_sha256` that of the whole file as
-    `sha256sum` prints it.
+    `sha256sum` prints it, `losses` what encoding has cost the objects for which that was measured, by their index.
     """
 
     digests: tuple[str, ...]
     file_sha256: str
     seconds: float
+    losses: Mapping[int, Loss] = field(default_factory=dict)
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
@@ -197,6 +199,8 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
     objects = [
         object_json(item) | {"sha256": digest} for item, digest in zip(plan.objects, outcome.digests, strict=True)
     ]
+    for index, loss in outcome.losses.items():
+        objects[index]["stats"] = loss.figures(objects[index]["shape"][-1])
     return {
         "schema": REPORT_SCHEMA,
         "artifact": {

@@ -1,8 +1,9 @@
 """The pipeline: workers take blocks, make their bytes and write them; digests follow behind; then publication.
 
 Every worker reads, encodes and writes its own block, so at most one block per worker is in flight, whatever
-the tensors are. A finished object is hashed from the part file by whichever worker is free, a chaser hashes
-the whole file in order, a flusher keeps the disk busy. The bytes depend on nothing of this.
+the tensors are. A chaser reads the part file back in order and takes the digests of file and objects at once;
+when it falls behind, workers take the digest of an object off it. A flusher keeps the disk busy. The bytes
+depend on nothing of this.
 
 Source: cli.md, `run`.
 """
@@ -25,6 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ninfer_convert.encode.block_maker import BlockMaker
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import NetworkError, OutputError, PlanError, printable
 from ninfer_convert.plan.block import BLOCK_BYTES
 from ninfer_convert.plan.planner import Plan, PlannedTensor
@@ -36,6 +38,8 @@ from ninfer_convert.source.remote import RemoteCheckpoint
 from ninfer_convert.source.streaming import SHARDS_SUFFIX, Supply, shard_directory
 
 HASH_BYTES = 1 << 20
+BEHIND_BYTES = 64 << 20
+"""Of finished objects without a digest: when there are more, workers take digests before they make more."""
 FLUSH_BYTES = 128 << 20
 FLUSH_SECONDS = 5.0
 POLL_SECONDS = 0.05
@@ -59,7 +63,10 @@ class _Shared:
     """Drawn, and not begun because its shards are still on their way."""
     lock: threading.Condition = field(default_factory=threading.Condition)
     to_hash: deque[int] = field(default_factory=deque)
+    """Finished objects whose digest nobody takes yet."""
+    to_hash_bytes: int = 0
     digests: dict[int, str] = field(default_factory=dict)
+    losses: dict[int, Loss] = field(default_factory=dict)
     hashing: int = 0
     writing: int = 0
     """Workers that are in the middle of a write."""
@@ -80,6 +87,7 @@ def convert(
     *,
     threads: int,
     block_bytes: int = BLOCK_BYTES,
+    stats: bool = True,
     resume: bool = True,
     overwrite: bool = False,
     progress: Progress | None = None,
@@ -92,6 +100,7 @@ def convert(
         output: the artifact's path; already checked by `writer.require_output`.
         threads: worker threads, at least 1.
         block_bytes: about how many source bytes one block holds.
+        stats: measure what encoding costs each object.
         resume: go on from what an interrupted run of the same conversion left; else start over.
         overwrite: replace an existing output.
         progress: reports bytes written.
@@ -121,11 +130,11 @@ def convert(
         kept = _kept(part, found, identity, resume=resume)
         _begin(part, path, kept)
         with Journal(path, identity, kept) as journal:
-            run = _Run(plan, part, threads, block_bytes, journal)
+            run = _Run(plan, part, Tasks(plan, threads, block_bytes, stats=stats), journal)
             try:
                 part.write(0, plan.head)
                 if kept is not None:
-                    run.resume(kept.claims)
+                    run.resume(kept)
                 run.execute(progress)
                 for checkpoint in plan.sources.values():
                     checkpoint.verify_unchanged()
@@ -201,19 +210,16 @@ def scan(
     progress: Progress | None = None,
 ) -> None:
     """Makes every block and writes nothing: `plan --deep`. Raises like `convert`."""
-    _Run(plan, None, threads, block_bytes, None).execute(progress)
+    _Run(plan, None, Tasks(plan, threads, block_bytes), None).execute(progress)
 
 
 class _Run:
-    def __init__(
-        self, plan: Plan, part: PartFile | None, threads: int, block_bytes: int, journal: Journal | None
-    ) -> None:
+    def __init__(self, plan: Plan, part: PartFile | None, tasks: Tasks, journal: Journal | None) -> None:
         if not plan.is_complete:
             raise ValueError("a plan from headers alone cannot be carried out")
-        self.plan, self.part, self.threads = plan, part, threads
+        self.plan, self.part, self.tasks, self.threads = plan, part, tasks, tasks.threads
         self.journal = journal
         self.stop = threading.Event()
-        self.tasks = Tasks(plan, threads, block_bytes)
         counts = [sum(1 for _ in self.tasks.of_object(index)) for index in range(len(plan.objects))]
         self.shared = _Shared(self.tasks.prefetched(self._pending_tasks()), counts)
         self.file_digest = hashlib.sha256()
@@ -222,13 +228,22 @@ class _Run:
     def outcome(self, started: float) -> Outcome:
         """Returns the digests of a finished run."""
         digests = tuple(self.shared.digests[index] for index in range(len(self.plan.objects)))
-        return Outcome(digests, self.file_digest.hexdigest(), time.monotonic() - started)
+        losses = dict(sorted(self.shared.losses.items()))
+        return Outcome(digests, self.file_digest.hexdigest(), time.monotonic() - started, losses)
 
-    def resume(self, claims: Mapping[int, str]) -> None:
-        """Hashes what an earlier run claims to have written; what proves true is not made again."""
+    def resume(self, kept: Kept) -> None:
+        """Hashes what an earlier run claims to have written; what proves true is not made again.
+
+        An object whose loss is wanted and was not measured is made again.
+        """
         scratch = np.empty(HASH_BYTES, np.uint8)
-        for index, digest in claims.items():
+        for index, digest in kept.claims.items():
+            loss = kept.losses.get(index)
+            if loss is None and self.tasks.is_measured(index):
+                continue
             if self._digest(index, scratch) == digest:
+                if loss is not None and self.tasks.is_measured(index):
+                    self.shared.losses[index] = loss
                 self.shared.digests[index] = digest
                 self.shared.pending[index] = 0
                 self.shared.recorded.add(index)
@@ -256,11 +271,12 @@ class _Run:
         if part is None or journal is None:
             return
         with shared.lock:
-            done = [(index, digest) for index, digest in shared.digests.items() if index not in shared.recorded]
+            new = shared.digests.keys() - shared.recorded
+            done = [(index, shared.digests[index], shared.losses.get(index)) for index in sorted(new)]
         part.sync()
         if done:
             journal.record(done)
-            shared.recorded.update(index for index, _ in done)
+            shared.recorded.update(new)
 
     def _pending_tasks(self) -> Iterator[Task]:
         pending, conditions = self.shared.pending, range(len(self.plan.conditions))
@@ -346,7 +362,7 @@ class _Run:
     # -- workers --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        maker, scratch = BlockMaker(), np.empty(HASH_BYTES, np.uint8)
+        maker, scratch = self.tasks.maker(), np.empty(HASH_BYTES, np.uint8)
         while (job := self._next_job()) is not None:
             if isinstance(job, Task):
                 self._make(maker, job)
@@ -358,16 +374,26 @@ class _Run:
         shared = self.shared
         with shared.lock:
             while not self._stopped():
-                if shared.to_hash:
-                    shared.hashing += 1
-                    return shared.to_hash.popleft()
+                if shared.to_hash_bytes > BEHIND_BYTES:
+                    return self._claim(shared.to_hash[-1])
                 if task := self._next_task():
                     return task
+                if shared.to_hash:
+                    # The one that the chaser would come to last.
+                    return self._claim(shared.to_hash[-1])
                 is_hashed = self.part is None or len(shared.digests) + shared.hashing == len(self.plan.objects)
                 if is_hashed and shared.next_task is None:
                     return None
                 shared.lock.wait(POLL_SECONDS)
         return None
+
+    def _claim(self, index: int) -> int:
+        """Takes an object from those without a digest; the lock is held."""
+        shared = self.shared
+        shared.to_hash.remove(index)
+        shared.to_hash_bytes -= self.plan.objects[index].nbytes
+        shared.hashing += 1
+        return index
 
     def _next_task(self) -> Task | None:
         """Returns the next block whose shards are here, if there is one now."""
@@ -379,7 +405,7 @@ class _Run:
         return task
 
     def _make(self, maker: BlockMaker, task: Task) -> None:
-        pieces = self.tasks.make(maker, task)
+        pieces, loss = self.tasks.make(maker, task)
         if self.supply:
             self.supply.made(task.index)
         if task.condition is not None:
@@ -399,9 +425,12 @@ class _Run:
                     shared.writing -= 1
         with shared.lock:
             shared.written += sum(data.nbytes for _, data in pieces)
+            if loss is not None:
+                shared.losses[task.index] = shared.losses.get(task.index, Loss()) + loss
             shared.pending[task.index] -= 1
             if shared.pending[task.index] == 0 and self.part is not None:
                 shared.to_hash.append(task.index)
+                shared.to_hash_bytes += self.plan.objects[task.index].nbytes
                 shared.lock.notify_all()
 
     # -- behind the workers -----------------------------------------------------------------------------------
@@ -423,28 +452,49 @@ class _Run:
         return digest.hexdigest()
 
     def _hash_object(self, index: int, scratch: npt.NDArray[np.uint8]) -> None:
-        shared, digest = self.shared, None
+        digest = None
         try:
             digest = self._digest(index, scratch)
         finally:
-            with shared.lock:
-                shared.hashing -= 1
-                # A digest taken while the run stopped is one of a part of the object.
-                if digest is not None and not self._stopped():
-                    shared.digests[index] = digest
-                shared.lock.notify_all()
+            self._hashed(index, digest)
+
+    def _hashed(self, index: int, digest: str | None) -> None:
+        """Notes the digest of an object that was claimed."""
+        shared = self.shared
+        with shared.lock:
+            shared.hashing -= 1
+            # A digest taken while the run stopped is one of a part of the object.
+            if digest is not None and not self._stopped():
+                shared.digests[index] = digest
+            shared.lock.notify_all()
 
     def _chase(self) -> None:
-        """Hashes the whole file in order, object by object as they become complete."""
+        """Hashes the whole file in order, object by object as they become complete, and them if no worker does."""
         scratch, shared = np.empty(HASH_BYTES, np.uint8), self.shared
         for index, item in enumerate(self.plan.objects):
             with shared.lock:
                 while shared.pending[index] and not self._stopped():
                     shared.lock.wait(POLL_SECONDS)
-            end = self.plan.payload_offset + item.offset + item.nbytes
-            for piece in self._read_back(shared.chased, end, scratch):
-                self.file_digest.update(piece)
-                shared.chased += len(piece)
+                is_mine = index in shared.to_hash and not self._stopped()
+                if is_mine:
+                    self._claim(index)
+            begin = self.plan.payload_offset + item.offset
+            for piece in self._read_back(shared.chased, begin, scratch):
+                self._chased(piece)
+            digest, taken = hashlib.sha256(), None
+            try:
+                for piece in self._read_back(begin, begin + item.nbytes, scratch):
+                    self._chased(piece)
+                    if is_mine:
+                        digest.update(piece)
+                taken = digest.hexdigest()
+            finally:
+                if is_mine:
+                    self._hashed(index, taken)
+
+    def _chased(self, piece: memoryview) -> None:
+        self.file_digest.update(piece)
+        self.shared.chased += len(piece)
 
     def _flush(self) -> None:
         """Keeps the disk writing while the workers encode, so that the last sync has little left to do."""

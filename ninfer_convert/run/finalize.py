@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import OutputError, PlanError, UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome, plan_identity
@@ -101,7 +102,7 @@ def finalize(
     require_prepared(plan, output, plan_name or "")
     with _PreparedFile(output, plan.file_bytes) as part:
         part.require_free_name(overwrite=overwrite)
-        count, claims = _complete_claims(plan, part.path, plan_name)
+        count, claims, losses = _complete_claims(plan, part.path, plan_name)
         _write_between(plan, part)
         objects = _object_ranges(plan)
         segments = [(claim.segment.begin, claim.segment.end) for claim in claims]
@@ -115,7 +116,7 @@ def finalize(
         _require_true(plan, part.path, claims, digests.ranges[1], plan_name)
         for checkpoint in plan.sources.values():
             checkpoint.verify_unchanged()
-        outcome = Outcome(digests.ranges[0], digests.file, time.monotonic() - started)
+        outcome = Outcome(digests.ranges[0], digests.file, time.monotonic() - started, losses)
         part.sync()
         undo = before_publish(outcome) if before_publish else None
         try:
@@ -155,13 +156,13 @@ def _write_between(plan: Plan, part: PartFile) -> None:
 # -- what the journals say ----------------------------------------------------------------------------------------
 
 
-def _complete_claims(plan: Plan, part: Path, plan_name: str | None) -> tuple[int, list[_Claim]]:
-    """Returns a number of shares that have all been run, and what their journals claim of every byte of data."""
+def _complete_claims(plan: Plan, part: Path, plan_name: str | None) -> tuple[int, list[_Claim], dict[int, Loss]]:
+    """Returns a number of shares that have all been run, what their journals claim of every byte, and the losses."""
     counts = sorted({count for _, count in share_journals(part).values() if count > 0})
     problems: list[str] = []
     for count in counts:
         try:
-            return count, _claims(plan, part, count, plan_name)
+            return count, *_claims(plan, part, count, plan_name)
         except PlanError as error:
             problems += error.messages
     if not counts:
@@ -171,8 +172,11 @@ def _complete_claims(plan: Plan, part: Path, plan_name: str | None) -> tuple[int
     raise PlanError(*problems)
 
 
-def _claims(plan: Plan, part: Path, count: int, plan_name: str | None) -> list[_Claim]:
+def _claims(
+    plan: Plan, part: Path, count: int, plan_name: str | None
+) -> tuple[list[_Claim], dict[int, Loss]]:
     claims: list[_Claim] = []
+    losses: dict[int, Loss] = {}
     problems = []
     stored = list(stored_ranges(plan))
     identity: Mapping[str, Any] = plan_identity(plan)
@@ -182,6 +186,7 @@ def _claims(plan: Plan, part: Path, count: int, plan_name: str | None) -> list[_
         for segment in dict.fromkeys(found.segments) if found is not None else ():
             covered.add(segment.begin, segment.end)
             claims.append(_Claim(segment, share))
+        losses.update(found.losses if found is not None else {})
         own = [(max(begin, share.begin), min(end, share.end)) for begin, end, _ in stored]
         lacking = sum(covered.missing(begin, end) for begin, end in own if begin < end)
         where = f"share {share.name} (file bytes [{share.begin}, {share.end}))"
@@ -193,7 +198,8 @@ def _claims(plan: Plan, part: Path, count: int, plan_name: str | None) -> list[_
     if problems:
         raise PlanError(*problems)
     _require_agreement(plan, claims)
-    return claims
+    # A share may have been run without measuring; what is no object of the plan is nobody's.
+    return claims, {index: losses[index] for index in sorted(losses) if index < len(plan.objects)}
 
 
 def _require_agreement(plan: Plan, claims: Sequence[_Claim]) -> None:

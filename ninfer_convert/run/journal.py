@@ -2,7 +2,8 @@
 
 One writer appends to one journal; writers of separate shares of one part file have a journal each
 (`share_journal`). A line is written only after the object's bytes are on the disk, and names their digest, so
-that a reader checks instead of trusting. Every run that goes on with a journal says so in a line of its own.
+that a reader checks instead of trusting; it also says what encoding the object has cost. Every run that goes on
+with a journal says so in a line of its own.
 
 Source: cli.md, exit code 75 and `--resume`.
 """
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import OutputError, printable
 from ninfer_convert.run.own_files import OPEN_FLAGS, is_own, make_own, read_lines, sync_directory
 from ninfer_convert.run.writer import JOURNAL_SUFFIX, writer_identity
@@ -34,12 +36,14 @@ SHA256 = re.compile("[0-9a-f]{64}")
 class Kept:
     """What a journal says of an interrupted run. None of it is trusted: `claims` are hashed by the caller.
 
-    `claims` maps the index of an object to the SHA-256 of its bytes; `nbytes` is where the sound lines end;
-    `shares` tells that the file was prepared for shares, whose claims are in journals of their own.
+    `claims` maps the index of an object to the SHA-256 of its bytes, `losses` to what encoding it has cost;
+    `nbytes` is where the sound lines end; `shares` tells that the file was prepared for shares, whose claims are
+    in journals of their own.
     """
 
     identity: Mapping[str, Any]
     claims: Mapping[int, str]
+    losses: Mapping[int, Loss]
     nbytes: int
     shares: bool = False
 
@@ -90,9 +94,13 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.close(fd)
 
-    def record(self, entries: Iterable[tuple[int, str]]) -> None:
-        """Appends (object index, SHA-256) of objects whose bytes are already synced, and syncs the lines."""
-        self._append(encoded([{"object": index, "sha256": digest} for index, digest in entries]))
+    def record(self, entries: Iterable[tuple[int, str, Loss | None]]) -> None:
+        """Appends (object index, SHA-256, loss) of objects whose bytes are already synced, and syncs the lines."""
+        lines = [
+            {"object": index, "sha256": digest} | ({"loss": loss.as_json()} if loss else {})
+            for index, digest, loss in entries
+        ]
+        self._append(encoded(lines))
 
     def discard(self) -> None:
         """Removes the journal."""
@@ -141,6 +149,7 @@ def read_journal(path: Path, objects: int) -> Kept | None:
     """
     found, shares = None, False
     claims: dict[int, str] = {}
+    losses: dict[int, Loss] = {}
     end = 0
     with contextlib.suppress(OSError):
         for line, position in read_lines(path, MAX_LINES_PER_OBJECT * objects + MAX_OTHER_LINES):
@@ -155,8 +164,11 @@ def read_journal(path: Path, objects: int) -> Kept | None:
                 if not isinstance(digest, str) or not SHA256.fullmatch(digest):
                     break
                 claims[index] = digest
+                losses.pop(index, None)
+                if (loss := Loss.from_json(line.get("loss"))) is not None:
+                    losses[index] = loss
             end = position
-    return None if found is None else Kept(found, claims, end, shares)
+    return None if found is None else Kept(found, claims, losses, end, shares)
 
 
 def differences(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:

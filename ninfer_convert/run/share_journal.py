@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import OutputError, printable
 from ninfer_convert.run.cuts import Share
 from ninfer_convert.run.journal import SHA256, encoded, journal_path
@@ -45,6 +46,8 @@ class Claims:
     """What a journal of a share says; `nbytes` is where its sound lines end."""
 
     segments: tuple[Segment, ...]
+    losses: Mapping[int, Loss]
+    """What encoding each object that begins in the share has cost."""
     is_complete: bool
     nbytes: int
 
@@ -94,6 +97,7 @@ def read_share_journal(path: Path, share: Share, identity: Mapping[str, Any]) ->
     It ends at the first line that is torn, as a power cut leaves it, or that is no claim.
     """
     segments: list[Segment] = []
+    losses: dict[int, Loss] = {}
     is_begun = is_complete = False
     end = 0
     with contextlib.suppress(OSError):
@@ -104,13 +108,18 @@ def read_share_journal(path: Path, share: Share, identity: Mapping[str, Any]) ->
                 is_begun = True
             elif line == {"complete": True}:
                 is_complete = True
+            elif line.keys() == {"object", "loss"}:
+                index, loss = line["object"], Loss.from_json(line["loss"])
+                if type(index) is not int or loss is None:
+                    break
+                losses[index] = loss
             elif line.keys() != {"writer"}:
                 segment = _segment(line, share)
                 if segment is None:
                     break
                 segments.append(segment)
             end = position
-    return Claims(tuple(segments), is_complete, end) if is_begun else None
+    return Claims(tuple(segments), losses, is_complete, end) if is_begun else None
 
 
 def _segment(line: Mapping[str, Any], share: Share) -> Segment | None:
@@ -149,7 +158,7 @@ class ShareJournal:
             found = read_share_journal(self.path, share, identity) if resume else None
             os.ftruncate(self._fd, found.nbytes if found else 0)
             self.is_new = found is None
-            self.claims = found or Claims((), False, 0)
+            self.claims = found or Claims((), {}, False, 0)
             writer = writer_identity()
             self._append([{"writer": writer} if found else _header(share, identity, writer)])
             sync_directory(self.path.parent)
@@ -190,11 +199,10 @@ class ShareJournal:
                 raise
             os.close(fd)
 
-    def record(self, segments: Iterable[Segment]) -> None:
-        """Appends ranges whose bytes are already synced, and syncs the lines."""
-        self._append(
-            {"begin": segment.begin, "end": segment.end, "sha256": segment.sha256} for segment in segments
-        )
+    def record(self, segments: Iterable[Segment], losses: Mapping[int, Loss]) -> None:
+        """Appends ranges whose bytes are already synced, and losses of objects all of whose are; syncs the lines."""
+        ranges = [{"begin": segment.begin, "end": segment.end, "sha256": segment.sha256} for segment in segments]
+        self._append([*ranges, *({"object": index, "loss": loss.as_json()} for index, loss in losses.items())])
 
     def complete(self) -> None:
         """Says that nothing of the share is left to do."""

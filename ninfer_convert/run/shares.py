@@ -13,13 +13,13 @@ import contextlib
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from ninfer_convert.encode.block_maker import BlockMaker
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import ConvertError, OutputError, PlanError, printable
 from ninfer_convert.plan.block import BLOCK_BYTES
 from ninfer_convert.plan.block import stored_ranges as block_ranges
@@ -123,6 +123,7 @@ def run_share(
     *,
     threads: int,
     block_bytes: int = BLOCK_BYTES,
+    stats: bool = True,
     resume: bool = True,
     progress: Progress | None = None,
 ) -> ShareOutcome:
@@ -133,6 +134,7 @@ def run_share(
         share: one of `cuts.cut`.
         threads: worker threads, at least 1.
         block_bytes: about how many source bytes one block holds.
+        stats: measure what encoding costs each object that begins in the share.
         resume: go on from what an earlier run of the share left, which is hashed first.
         progress: reports bytes of the share.
 
@@ -144,10 +146,19 @@ def run_share(
     started = time.monotonic()
     path = part_path(output)
     with ShareFile(path) as part, ShareJournal(path, share, plan_identity(plan), resume=resume) as journal:
-        work = _ShareRun(plan, part, journal, share, Tasks(plan, threads, block_bytes), progress)
+        tasks = Tasks(plan, threads, block_bytes, stats=stats)
+        work = _ShareRun(plan, part, journal, share, tasks, progress)
         kept = work.prove()
         made = work.execute()
         return ShareOutcome(made, kept, time.monotonic() - started)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What a task has written, and what encoding has cost."""
+
+    segments: list[Segment]
+    loss: Loss | None
 
 
 class _ShareRun:
@@ -163,6 +174,9 @@ class _ShareRun:
         self.plan, self.part, self.journal, self.share, self.tasks = plan, part, journal, share, tasks
         self.progress = progress
         self.proven = Intervals()
+        self.unmeasured: dict[int, int] = {}
+        """Blocks still to be made of the objects that are being measured."""
+        self.losses: dict[int, Loss] = {}
         self.done = 0
         self.total = sum(end - begin for begin, end in self._own((b, e) for b, e, _ in stored_ranges(plan)))
 
@@ -174,7 +188,8 @@ class _ShareRun:
                 yield low, high
 
     def _advance(self, nbytes: int) -> None:
-        self.done += nbytes
+        # What is made again to be measured counts once.
+        self.done = min(self.total, self.done + nbytes)
         if self.progress:
             self.progress(self.done, self.total)
 
@@ -213,11 +228,11 @@ class _ShareRun:
         """Makes what is not proven; returns how many bytes that were."""
         made = 0
 
-        def take(_: Task, segments: Sequence[Segment]) -> None:
+        def take(task: Task, found: _Made) -> None:
             nonlocal made
-            nbytes = sum(segment.end - segment.begin for segment in segments)
+            nbytes = sum(segment.end - segment.begin for segment in found.segments)
             made += nbytes
-            flusher.add(segments, nbytes)
+            flusher.add(found.segments, nbytes, self._complete_loss(task, found.loss))
             self._advance(nbytes)
 
         flusher = _Flusher(self.part, self.journal, is_releasing=self.tasks.release_behind)
@@ -237,11 +252,31 @@ class _ShareRun:
     def _tasks(self) -> Iterator[Task]:
         for index, item in enumerate(self.plan.objects):
             start = self.plan.payload_offset + item.offset
-            if any(self._own([(start, start + item.nbytes)])):
+            if not any(self._own([(start, start + item.nbytes)])):
+                continue
+            if self._is_measured(index) and index not in self.journal.claims.losses:
+                # Of blocks that an earlier run has made nobody knows what they cost.
+                self.unmeasured[index] = sum(1 for _ in self.tasks.of_object(index))
+                yield from self.tasks.of_object(index)
+            else:
                 yield from filter(self._is_pending, self.tasks.of_object(index))
         if not self.journal.claims.is_complete:
             for condition in self.share.conditions:
                 yield from self.tasks.of_condition(condition)
+
+    def _is_measured(self, index: int) -> bool:
+        """Tells whether this share measures an object: the one that its first byte lies in makes all of its rows."""
+        begin = self.plan.payload_offset + self.plan.objects[index].offset
+        return self.tasks.is_measured(index) and self.share.begin <= begin < self.share.end
+
+    def _complete_loss(self, task: Task, loss: Loss | None) -> dict[int, Loss]:
+        """Adds the loss of a block; returns that of its object when this was the last one."""
+        index = task.index
+        if loss is None or index not in self.unmeasured:
+            return {}
+        self.losses[index] = self.losses.get(index, Loss()) + loss
+        self.unmeasured[index] -= 1
+        return {} if self.unmeasured[index] else {index: self.losses.pop(index)}
 
     def _is_pending(self, task: Task) -> bool:
         item = self.plan.objects[task.index]
@@ -252,20 +287,21 @@ class _ShareRun:
             for begin, end in self._own((start + begin, start + end) for begin, end in ranges)
         )
 
-    def _worker(self) -> Callable[[Task], list[Segment]]:
-        maker = BlockMaker()
+    def _worker(self) -> Callable[[Task], _Made]:
+        maker = self.tasks.maker()
 
-        def make(task: Task) -> list[Segment]:
+        def make(task: Task) -> _Made:
             segments = []
             start = self.plan.payload_offset + self.plan.objects[task.index].offset
-            for offset, data in self.tasks.make(maker, task):
+            pieces, loss = self.tasks.make(maker, task)
+            for offset, data in pieces:
                 first = start + offset
                 for begin, end in self._own([(first, first + data.nbytes)]):
                     own = data[begin - first : end - first]
                     self.part.write(begin, own)
                     # Of what is in memory: the file is not read while its neighbours are being written.
                     segments.append(Segment(begin, end, hashlib.sha256(own.data).hexdigest()))
-            return segments
+            return _Made(segments, loss)
 
         return make
 
@@ -277,6 +313,7 @@ class _Flusher:
         self.part, self.journal, self.is_releasing = part, journal, is_releasing
         self.changed = threading.Condition()
         self.segments: list[Segment] = []
+        self.losses: dict[int, Loss] = {}
         self.nbytes = 0
         self.is_ending = False
         self.error: BaseException | None = None
@@ -286,12 +323,16 @@ class _Flusher:
         except RuntimeError as error:
             raise OutputError(f"a thread cannot be started: {error}; use fewer --threads") from error
 
-    def add(self, segments: Sequence[Segment], nbytes: int) -> None:
-        """Takes what was written; raises what the flushing has raised meanwhile."""
+    def add(self, segments: Sequence[Segment], nbytes: int, losses: Mapping[int, Loss]) -> None:
+        """Takes what was written, and losses of objects that it completes.
+
+        Raises what the flushing has raised meanwhile.
+        """
         with self.changed:
             if self.error is not None:
                 raise self.error
             self.segments += segments
+            self.losses.update(losses)
             self.nbytes += nbytes
             if self.nbytes >= FLUSH_BYTES:
                 self.changed.notify_all()
@@ -316,13 +357,14 @@ class _Flusher:
                         self.changed.wait(FLUSH_SECONDS)
                     is_ending = self.is_ending
                     batch, self.segments, self.nbytes = self.segments, [], 0
+                    losses, self.losses = self.losses, {}
                 if batch:
-                    self._flush(batch)
+                    self._flush(batch, losses)
         except BaseException as error:
             self.error = error
 
-    def _flush(self, batch: Sequence[Segment]) -> None:
+    def _flush(self, batch: Sequence[Segment], losses: Mapping[int, Loss]) -> None:
         self.part.sync()
-        self.journal.record(batch)
+        self.journal.record(batch, losses)
         if self.is_releasing:
             self.part.release(min(each.begin for each in batch), max(each.end for each in batch))

@@ -14,8 +14,9 @@ import numpy as np
 
 from ninfer_convert.allowance import available_memory
 from ninfer_convert.encode.block_maker import BlockMaker, Piece
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import EncodeError, SourceError, printable
-from ninfer_convert.plan.block import Block, block_memory, block_spans, blocks
+from ninfer_convert.plan.block import Block, block_memory, block_spans, blocks, is_encoded
 from ninfer_convert.plan.casts import WORD_BYTES
 from ninfer_convert.plan.planner import Plan, PlannedResource, PlannedTensor
 from ninfer_convert.plan.value import Span, Value, elements
@@ -33,13 +34,22 @@ class Task:
 
 
 class Tasks:
-    """The tasks of a plan, for any number of threads."""
+    """The tasks of a plan, for any number of threads; with `stats`, what encoding costs is measured."""
 
-    def __init__(self, plan: Plan, threads: int, block_bytes: int) -> None:
-        self.plan, self.threads, self.block_bytes = plan, threads, block_bytes
+    def __init__(self, plan: Plan, threads: int, block_bytes: int, *, stats: bool = False) -> None:
+        self.plan, self.threads, self.block_bytes, self.stats = plan, threads, block_bytes, stats
         # Pages are dropped only when the source could not stay cached anyway; a second run may want them.
         memory = available_memory()
         self.release_behind = memory is not None and plan.source_bytes + plan.file_bytes > memory // 2
+
+    def maker(self) -> BlockMaker:
+        """Returns what one thread makes blocks with."""
+        return BlockMaker(has_stats=self.stats)
+
+    def is_measured(self, index: int) -> bool:
+        """Tells whether an object has a loss that is measured."""
+        item = self.plan.objects[index]
+        return self.stats and isinstance(item, PlannedTensor) and is_encoded(item)
 
     def of_object(self, index: int) -> Iterator[Task]:
         """Yields the blocks of an object in order."""
@@ -67,23 +77,25 @@ class Tasks:
                 yield ahead.popleft()
         yield from ahead
 
-    def make(self, maker: BlockMaker, task: Task) -> list[Piece]:
-        """Returns the pieces of a task, none for a condition; they are valid until the maker's next call.
+    def make(self, maker: BlockMaker, task: Task) -> tuple[list[Piece], Loss | None]:
+        """Returns the pieces of a task, none for a condition, which are valid until the maker's next call; and the
+        loss of the block, if that is measured.
 
         Raises:
             EncodeError, SourceError: as `BlockMaker.make`; both name the object.
         """
         pieces: list[Piece] = []
+        loss = None
         if task.condition is not None:
             maker.scan(task.condition, task.block.begin, task.block.end)
         elif isinstance(item := self.plan.objects[task.index], PlannedResource):
             pieces = [(0, np.frombuffer(item.content, np.uint8))]
         else:
-            pieces = self._make_block(maker, item, task.block)
+            pieces, loss = self._make_block(maker, item, task.block), maker.loss
         if self.release_behind:
             for checkpoint, info, begin, end in self._spans(task):
                 checkpoint.release(info, begin, end)
-        return pieces
+        return pieces, loss
 
     def _make_block(self, maker: BlockMaker, item: PlannedTensor, block: Block) -> list[Piece]:
         try:
