@@ -395,6 +395,17 @@ def test_a_checkpoint_of_another_repository_brings_its_pins(tmp_path: Path) -> N
     assert (spec.repo, spec.revision) == ("me/Tune", COMMIT)
 
 
+def test_the_very_checkpoint_of_a_shipped_recipe_needs_no_draft(tmp_path: Path) -> None:
+    spec = load_recipe(BASE).sources["base"]
+    assert spec.repo is not None
+    assert spec.revision is not None
+    owner, name = spec.repo.split("/")
+    entry = tmp_path / f"models--{owner}--{name}" / "snapshots"
+    told = "# These are the very sources of the shipped recipe, which can be used as it is.\n"
+    assert told in init(tmp_path, write_tune(entry / spec.revision))
+    assert told not in init(tmp_path, write_tune(entry / COMMIT))
+
+
 # --- the command ---------------------------------------------------------------------------------------------------
 
 

@@ -231,18 +231,7 @@ def _extension(
         ["change:", *changes] if changes else [],
         _ignore_lines(match),
     ]
-    lines = comment(
-        f"A draft for {printable(name)}: everything that is not said here is as in the shipped recipe {match.name}.",
-        0,
-    )
-    lines += (line for other in others for line in comment(f"The shipped recipe {other} fits as well.", 0))
-    if not match.missing and not any(match.unused.values()):
-        lines += comment("Every tensor that it wants is here, and no other.", 0)
-    lines += (
-        line
-        for input_name in wanted
-        for line in comment(f"It needs --input {input_name}=PATH, as that does.", 0)
-    )
+    lines = [line for sentence in _sentences(match, name, wanted, others) for line in comment(sentence, 0)]
     lines += [
         "schema: 1",
         f"id: {scalar(f'{name}-draft')}",
@@ -258,6 +247,22 @@ def _extension(
     if drops[_PART]:
         notes.append(f"{count(len(drops[_PART]), 'object')} of {match.name} cannot be made; {drops[_PART][0]} first")
     return Extension(match.name, "\n".join(lines) + "\n", sources, wanted, tuple(notes))
+
+
+def _sentences(match: _Match, name: str, wanted: Sequence[str], others: Sequence[str]) -> Iterator[str]:
+    """Yields what stands at the top of the draft."""
+    yield f"A draft for {printable(name)}: everything that is not said here is as in the shipped recipe {match.name}."
+    if all(
+        spec.revision and (spec.repo, spec.revision) == (checkpoint.repo, checkpoint.revision)
+        for spec, checkpoint in zip(match.recipe.sources.values(), match.sources.values(), strict=True)
+    ):
+        yield "These are the very sources of the shipped recipe, which can be used as it is."
+    for other in others:
+        yield f"The shipped recipe {other} fits as well."
+    if not match.missing and not any(match.unused.values()):
+        yield "Every tensor that it wants is here, and no other."
+    for needed in wanted:
+        yield f"It needs --input {needed}=PATH, as that does."
 
 
 def _is_moved(spec: SourceSpec, checkpoint: Checkpoint) -> bool:
