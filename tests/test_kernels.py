@@ -123,7 +123,7 @@ def test_all_binary16_words_widen_exactly():
 
 
 def digests():
-    """Returns a digest of the planes and the loss of one matrix for every format with an encoder and every source dtype."""
+    """Returns a digest of the planes and the loss of one matrix, for every encoder and every source dtype."""
     weights = np.random.default_rng(3).standard_normal((5, 2749), dtype=np.float32)
     weights *= np.float32(10) ** np.linspace(-9, 3, 5, dtype=np.float32)[:, None]
     sources = {
