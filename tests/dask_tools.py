@@ -12,8 +12,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from distributed import Client, LocalCluster
@@ -48,8 +49,8 @@ def cluster(workers: int) -> Iterator[Client]:
             threads_per_worker=SLOTS,
             processes=True,
             host="127.0.0.1",
-            dashboard_address=None,
-            worker_dashboard_address=None,
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
             memory_limit=0,
             silence_logs=logging.CRITICAL,
         ) as running,
@@ -71,6 +72,36 @@ def pids(client: Client, workers: int) -> dict[str, int]:
 
 
 @contextmanager
+def started(place: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Yields a scheduler that runs by itself and writes its address to a file; a worker of it is there."""
+    options = ["--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--dashboard-address", "127.0.0.1:0"]
+    with (
+        _running("scheduler", *options, "--scheduler-file", str(place)) as scheduler,
+        _running("worker", "--scheduler-file", str(place), "--nthreads", "1", "--no-dashboard", "--no-nanny"),
+    ):
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while not place.exists() or not place.read_text(encoding="utf-8").endswith("}"):
+            assert time.monotonic() < deadline
+            assert scheduler.poll() is None
+            time.sleep(0.05)
+        yield scheduler
+
+
+@contextmanager
+def _running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs the command line of Dask, which finds this module."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dask", *words], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@contextmanager
 def odd_worker(scheduler: str, change: str) -> Iterator[subprocess.Popen[bytes]]:
     """Has a worker join in which a statement was executed after the import of the package."""
     words = [sys.executable, "-c", ODD_WORKER.format(change=change), scheduler]
@@ -87,6 +118,16 @@ def odd_worker(scheduler: str, change: str) -> Iterator[subprocess.Popen[bytes]]
 _real_pwrite = os.pwrite
 
 
+def kill_at(call: int, process: int) -> None:
+    """Kills another process at the nth write, and does nothing more."""
+
+    def fate(*_: Any) -> None:
+        os.kill(process, signal.SIGKILL)
+        time.sleep(DEADLINE_SECONDS)
+
+    _arm(call, fate)
+
+
 def flush_often() -> None:
     """Makes a share keep what it has done after every few blocks."""
     shares.FLUSH_BYTES = 4000
@@ -97,11 +138,12 @@ def behave() -> None:
     os.pwrite = _real_pwrite
 
 
-def die_at(call: int) -> None:
-    """Lets this process be killed in the middle of its nth write."""
+def die_at(call: int, journals: Path) -> None:
+    """Lets this process be killed in the middle of its nth write, when a journal of that directory has claims."""
 
     def fate(fd: int, data: Any, offset: int) -> None:
         _real_pwrite(fd, data[: len(data) // 2], offset)
+        _await(lambda: any(_has_claims(path) for path in journals.glob("*.journal.*")))
         os.kill(os.getpid(), signal.SIGKILL)
 
     _arm(call, fate)
@@ -133,11 +175,21 @@ def signal_at(call: int, number: int, process: int) -> None:
 
         before = set(share_task._stopped)
         os.kill(process, number)
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while share_task._stopped == before and time.monotonic() < deadline:
-            time.sleep(0.01)
+        _await(lambda: share_task._stopped != before)
 
     _arm(call, fate)
+
+
+def _has_claims(journal: Path) -> bool:
+    """Tells whether this process has written a journal, and a range into it."""
+    lines = journal.read_text(encoding="utf-8").splitlines()
+    return any(f'"pid":{os.getpid()},' in line for line in lines) and any('{"begin":' in line for line in lines)
+
+
+def _await(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not is_so() and time.monotonic() < deadline:
+        time.sleep(0.01)
 
 
 def _arm(call: int, fate: Any) -> None:

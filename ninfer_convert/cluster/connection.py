@@ -119,8 +119,9 @@ def _own_cluster(workers: int) -> Iterator[Any]:
                 threads_per_worker=worker_slots(workers),
                 processes=True,
                 host="127.0.0.1",
-                dashboard_address=None,
-                worker_dashboard_address=None,
+                # No dashboard; what Dask serves all the same is only for this machine, at any port that is free.
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
                 # The processes keep to their --max-memory by themselves.
                 memory_limit=0,
                 local_directory=directory,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import pkgutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -54,11 +54,24 @@ class Workers:
         Raises:
             OutputError: the scheduler does not answer any more.
         """
-        try:
+        with self.answering():
             found: Mapping[str, int] = self.client.nthreads()
-        except (OSError, TimeoutError) as error:
-            raise _lost_scheduler(error) from error
         return found
+
+    @contextlib.contextmanager
+    def answering(self) -> Iterator[None]:
+        """Raises OutputError if the scheduler is gone while it is asked something."""
+        try:
+            yield
+        except (OSError, TimeoutError, RuntimeError, AttributeError) as error:
+            # A client that has given up fails in many ways.
+            if isinstance(error, (RuntimeError, AttributeError)) and self.is_connected():
+                raise
+            raise OutputError(f"the scheduler of the cluster does not answer any more: {error}") from error
+
+    def is_connected(self) -> bool:
+        """Tells whether there is a scheduler, as far as the client has noticed."""
+        return bool(self.client.status == "running")
 
     def await_any(self) -> Mapping[str, int]:
         """Returns the slots of the workers as soon as there is one.
@@ -81,10 +94,8 @@ class Workers:
         """Raises UsageError, naming them, if there are workers without this version of the converter."""
         # Sent by reference, and of the standard library: any worker can answer it.
         question = pkgutil.resolve_name, "ninfer_convert:__version__"
-        try:
+        with self.answering():
             found: Mapping[str, object] = self.client.run(*question, on_error="return")
-        except (OSError, TimeoutError) as error:
-            raise _lost_scheduler(error) from error
         problems = []
         for worker, version in sorted(found.items()):
             name = printable(worker)
@@ -173,7 +184,7 @@ class _Giving:
     def _take(self, future: Any) -> None:
         """Takes in what has become of a share."""
         if future.status not in ("finished", "error"):
-            raise OutputError("the scheduler of the cluster has dropped a share, or is gone; its log may say why")
+            raise OutputError("the scheduler of the cluster is gone, or has dropped a share; its log may say why")
         if future.status == "error":
             self._fail(future.exception())
         end: ShareEnd = future.result()
@@ -210,16 +221,15 @@ class _Giving:
         """Ends what still runs, so that nobody writes any more; gives up on workers that do not answer."""
         from ninfer_convert.cluster.share_task import stop_run
 
-        with contextlib.suppress(Exception):
+        if not self.workers.is_connected():
+            return
+        futures = list(self.futures.values())
+        with contextlib.suppress(OutputError), self.workers.answering():
             self.client.run(stop_run, self.order.run, on_error="ignore")
-            self._await_ends()
-            self.client.cancel(list(self.futures.values()))
-
-    def _await_ends(self) -> None:
-        from distributed import wait
-
-        with contextlib.suppress(Exception):
-            wait(list(self.futures.values()), timeout=STOP_SECONDS)
+            deadline = time.monotonic() + STOP_SECONDS
+            while not all(future.done() for future in futures) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            self.client.cancel(futures)
 
     # -- in the thread of the client ------------------------------------------------------------------------------
 
@@ -238,10 +248,6 @@ def _wrong_version(worker: str, found: str) -> str:
     from ninfer_convert.cluster.share_task import wrong_version
 
     return wrong_version(worker, found, __version__)
-
-
-def _lost_scheduler(error: BaseException) -> OutputError:
-    return OutputError(f"the scheduler of the cluster does not answer any more: {error}")
 
 
 def _no_workers() -> OutputError:
