@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recipe_texts import GROUPED, HEAD, SMALL, change
 
+from ninfer_convert.recipe.change_log import ChangeLog
+from ninfer_convert.recipe.expression import Mark
 from ninfer_convert.recipe.files import recipes_directory
 from ninfer_convert.recipe.globs import covers
 from ninfer_convert.recipe.lint import warnings
@@ -28,10 +30,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def told(name: str) -> list[tuple[Mark, str]]:
+    """Returns the warnings about a file or a shipped recipe."""
+    changes = ChangeLog()
+    return warnings(read_recipe(name, Problems(), changes.note), changes.steps)
+
+
 def warned(text: str, name: str = "recipe.yaml") -> list[str]:
     """Returns the warnings about a recipe, as line:column: text."""
     Path(name).write_text(text, encoding="utf-8")
-    found = warnings(read_recipe(name, Problems()))
+    found = told(name)
     assert all(mark.file == name for mark, _ in found)
     return [f"{mark.line}:{mark.column}: {text}" for mark, text in found]
 
@@ -43,7 +51,7 @@ def shipped_texts() -> list[str]:
 
 @pytest.mark.parametrize("name", shipped_texts())
 def test_shipped_recipes_and_examples_have_nothing_to_warn_of(name: str) -> None:
-    assert warnings(read_recipe(name, Problems())) == []
+    assert told(name) == []
 
 
 def test_the_recipe_with_every_construct_has_four_idle_parts(here: Path) -> None:

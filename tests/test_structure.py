@@ -36,6 +36,7 @@ ROWS = [
     "recipe.expressions",
     "recipe.objects",
     "recipe.changes",
+    "recipe.change_log",
     "recipe.schema",
     "recipe.loader",
     "recipe.render",

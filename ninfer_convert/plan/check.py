@@ -16,6 +16,7 @@ from pathlib import Path
 from ninfer_convert.errors import PlanError
 from ninfer_convert.plan.foresight import contradictions
 from ninfer_convert.plan.planner import make_plan
+from ninfer_convert.recipe.change_log import ChangeLog
 from ninfer_convert.recipe.expression import Mark
 from ninfer_convert.recipe.lint import warnings
 from ninfer_convert.recipe.loader import Reading, is_lossy, read_recipe
@@ -75,13 +76,13 @@ def check(path: str) -> Checked:
     Raises:
         RecipeError: there is no such recipe, or its file cannot be read.
     """
-    problems = Problems()
+    problems, changes = Problems(), ChangeLog()
     try:
-        reading = read_recipe(path, problems)
+        reading = read_recipe(path, problems, changes.note)
     except WrongRecipeError as error:
         return Checked(tuple(Problem(mark, "error", text) for mark, text in error.problems), None, error.files)
     found = [Problem(mark, "error", text) for mark, text in contradictions(reading)]
-    found += [Problem(mark, "warning", text) for mark, text in warnings(reading)]
+    found += [Problem(mark, "warning", text) for mark, text in warnings(reading, changes.steps)]
     return Checked(_ordered(found), reading, problems.files)
 
 

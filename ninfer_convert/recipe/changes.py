@@ -9,7 +9,7 @@ Source: recipe.md, duty 7.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ninfer_convert.formats import FORMATS
@@ -23,9 +23,7 @@ from ninfer_convert.recipe.scope import Scope, read_shape
 from ninfer_convert.recipe.yaml_nodes import MapNode, Node
 
 _TENSOR_CHANGES = ("format", "encoder", "value", "words", "shape", "require")
-_ORIGIN_CHANGES = ("file", "input", "source", "member", "any")
-_FIELDS = ("format", "encoder", "value", "shape", "require", "sha256", "origins")
-"""What of an object an entry can settle."""
+ORIGIN_CHANGES = ("file", "input", "source", "member", "any")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,68 +38,34 @@ class _Alteration:
     require: tuple[Requirement, ...] | None
 
 
-@dataclass(slots=True)
-class Step:
-    """What became of one entry of a `change` list."""
-
-    mark: Mark
-    has_effect: bool = False
-    """Whether any object is another than before."""
-    standing: int = 0
-    """Fields of objects it wrote that no later entry of the list wrote again."""
-    last_overwritten: Mark | None = None
-    """The later entry that wrote one of its fields again, the last of them."""
+Watcher = Callable[[MapNode, Sequence[ObjectSpec], Sequence[ObjectSpec]], None]
+"""Is told of every change that could be made: its entry, the objects before and after it."""
 
 
 class ChangeReader:
-    """Applies changes to objects; every problem is noted.
+    """Applies changes to objects; every problem is noted."""
 
-    Attributes:
-        steps: the entries that could be applied, in order.
-    """
-
-    def __init__(self, objects: ObjectReader, problems: Problems, globs: Globs) -> None:
-        self.steps: list[Step] = []
+    def __init__(
+        self, objects: ObjectReader, problems: Problems, globs: Globs, watcher: Watcher | None = None
+    ) -> None:
         self._objects = objects
         self._problems = problems
         self._globs = globs
+        self._watcher = watcher
 
     def apply(self, node: Node, inherited: Sequence[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
         """Returns the objects with every change of the list made to them, in order."""
         current = list(inherited)
-        writers: dict[tuple[str, str], Step] = {}
         for entry in self._problems.attempt(read_filled_list, node, "a list of changes") or ():
             changed = self._problems.attempt(self._change, entry, current, scope)
             if changed is not None:
-                self._note(entry, current, changed, writers)
+                if self._watcher is not None and isinstance(entry, MapNode):
+                    self._watcher(entry, current, changed)
                 current = changed
         return current
 
-    def _note(
-        self, entry: Node, before: list[ObjectSpec], after: list[ObjectSpec], writers: dict[tuple[str, str], Step]
-    ) -> None:
-        """Takes down what an entry did; `writers` tells which one wrote a field of an object last."""
-        keys = entry.members if isinstance(entry, MapNode) else {}
-        step = Step(entry.mark)
-        self.steps.append(step)
-        became: Iterable[ObjectSpec | None] = after
-        if "drop" in keys:
-            left = {spec.name: spec for spec in after}
-            became = (left.get(spec.name) for spec in before)
-        for old, new in zip(before, became, strict=True):
-            if old is new:
-                continue
-            step.has_effect = step.has_effect or old != new
-            for field in _FIELDS if new is None else _written(keys, new):
-                if (earlier := writers.pop((old.name, field), None)) is not None:
-                    earlier.standing -= 1
-                    earlier.last_overwritten = step.mark
-                if new is not None:
-                    writers[old.name, field] = step
-                    step.standing += 1
-
     def _change(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
-        kind = entry_kind(node, ("objects", "drop", "resource"), (*_TENSOR_CHANGES, *_ORIGIN_CHANGES), "a change")
+        kind = entry_kind(node, ("objects", "drop", "resource"), (*_TENSOR_CHANGES, *ORIGIN_CHANGES), "a change")
         if kind == "objects":
             return self._alter(node, current, scope)
         if kind == "resource":
@@ -176,7 +140,7 @@ class ChangeReader:
         return frozenset(found)
 
     def _replace(self, node: Node, current: list[ObjectSpec], scope: Scope) -> list[ObjectSpec]:
-        members = self._members(node, "a change of a resource", "resource", (*_ORIGIN_CHANGES, "sha256"))
+        members = self._members(node, "a change of a resource", "resource", (*ORIGIN_CHANGES, "sha256"))
         name = scope.text(members["resource"], "the name of a resource")
         if not self._globs.may_look_at(len(current)):
             self._problems.stop(node.mark, too_many())
@@ -187,7 +151,7 @@ class ChangeReader:
             )
         spec = resources[name]
         origins = spec.origins
-        if any(key in members for key in _ORIGIN_CHANGES):
+        if any(key in members for key in ORIGIN_CHANGES):
             origins = self._objects.origins(node, members, scope)
         # A digest belongs to the place it was taken from: with another place it has to be given anew.
         history = (*spec.changes, node.mark)
@@ -195,15 +159,6 @@ class ChangeReader:
             spec, origins=origins, sha256=self._objects.digest(members), changes=history
         )
         return [changed if found is spec else found for found in current]
-
-
-def _written(keys: Collection[str], spec: ObjectSpec) -> Collection[str]:
-    """Returns the fields of an object that an entry with these keys settles."""
-    if isinstance(spec, ResourceSpec):
-        return ("sha256", "origins") if any(key in keys for key in _ORIGIN_CHANGES) else ("sha256",)
-    fields = {"value" if key == "words" else key for key in keys} - {"objects"}
-    # What has no encoder needs none of those that were given before.
-    return fields | {"encoder"} if {"format", "words"} & set(keys) and spec.encoder is None else fields
 
 
 def without_pins(objects: Sequence[ObjectSpec], moved: Mapping[str, Mark]) -> list[ObjectSpec]:

@@ -8,9 +8,10 @@ Source: recipe.md, duties 3, 6 and 7.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from ninfer_convert.recipe.change_log import Step
 from ninfer_convert.recipe.expression import Mark, Module, Shortlist, Tensor, leaves
 from ninfer_convert.recipe.globs import covers
 from ninfer_convert.recipe.loader import Reading
@@ -25,15 +26,20 @@ MAX_PAIRS = 100_000
 Warned = tuple[Mark, str]
 
 
-def warnings(reading: Reading) -> list[Warned]:
-    """Returns what is to be said about a recipe that is right, in the order of the places."""
+def warnings(reading: Reading, changes: Sequence[Step] = ()) -> list[Warned]:
+    """Returns what is to be said about a recipe that is right, in the order of the places.
+
+    Args:
+        reading: the recipe.
+        changes: what became of its changes, where a `ChangeLog` looked on.
+    """
     file = reading.chain[-1].mark.file
     found = [
         *_unused_names(reading),
         *_unused_sets(reading),
         *_unused_values(reading),
         *_unused_files(reading),
-        *_idle_changes(reading),
+        *_idle_changes(changes),
         *((mark, "'when' always holds: every round of the loops around it is in its sets")
           for mark in reading.always_true),
         *_covered_globs(reading.recipe),
@@ -199,8 +205,8 @@ def _read_from(recipe: Recipe) -> tuple[set[str], set[str]]:
 # -- changes and globs ------------------------------------------------------------------------------------------
 
 
-def _idle_changes(reading: Reading) -> Iterator[Warned]:
-    for step in reading.steps:
+def _idle_changes(steps: Sequence[Step]) -> Iterator[Warned]:
+    for step in steps:
         if not step.has_effect:
             yield step.mark, "this change changes nothing: the objects are like that already"
         elif not step.standing and step.last_overwritten is not None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ninfer_convert.recipe.blocks import MAX_ENTRIES, BlockReader
-from ninfer_convert.recipe.changes import ChangeReader, Step, without_pins
+from ninfer_convert.recipe.changes import ChangeReader, Watcher, without_pins
 from ninfer_convert.recipe.expression import Cast, Expression, Mark, operands
 from ninfer_convert.recipe.expressions import ExpressionReader
 from ninfer_convert.recipe.files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
@@ -33,13 +33,12 @@ __all__ = ["find_recipe", "load_recipe", "read_recipe", "shipped_recipes"]
 class Reading:
     """A recipe with what became known while it was read.
 
-    `chain` has its file last and those it extends before it; `steps` are the changes of all of them; `always_true`
-    are the places of `when` conditions that held in every round.
+    `chain` has its file last and those it extends before it; `always_true` are the places of `when` conditions that
+    held in every round.
     """
 
     recipe: Recipe
     chain: Sequence[Document]
-    steps: Sequence[Step]
     always_true: Sequence[Mark]
 
 
@@ -59,24 +58,26 @@ def load_recipe(path_or_name: str | os.PathLike[str]) -> Recipe:
     return read_recipe(path_or_name, Problems()).recipe
 
 
-def read_recipe(path_or_name: str | os.PathLike[str], problems: Problems) -> Reading:
+def read_recipe(
+    path_or_name: str | os.PathLike[str], problems: Problems, watcher: Watcher | None = None
+) -> Reading:
     """Returns a recipe as `load_recipe` does, with what is known of how it came about.
 
-    `problems` is new, and holds the bytes of the files afterwards.
+    `problems` is new, and holds the bytes of the files afterwards; `watcher` is told of every change.
     """
     chain = read_chain(locate(path_or_name), problems)
-    assembly = _Assembly(chain, problems)
+    assembly = _Assembly(chain, problems, watcher)
     recipe = assembly.recipe()
     problems.raise_if_any()
     if recipe is None:
         problems.stop(chain[-1].mark, "the recipe cannot be read")
-    return Reading(recipe, chain, assembly.changes.steps, assembly.blocks.always_true())
+    return Reading(recipe, chain, assembly.blocks.always_true())
 
 
 class _Assembly:
     """The readers of one recipe, made once its names, sets and sources are known."""
 
-    def __init__(self, chain: Sequence[Document], problems: Problems) -> None:
+    def __init__(self, chain: Sequence[Document], problems: Problems, watcher: Watcher | None) -> None:
         self._chain = chain
         self._problems = problems
         names = Scope.outermost(read_names(merged_section(chain, "names", "placeholder", problems), problems))
@@ -90,7 +91,7 @@ class _Assembly:
         self._inputs = self._sections.inputs()
         self._expressions = ExpressionReader(list(self._sources), list(self._inputs), problems)
         self._objects = ObjectReader(self._expressions, self.blocks, problems)
-        self.changes = ChangeReader(self._objects, problems, self._globs)
+        self._changes = ChangeReader(self._objects, problems, self._globs, watcher)
 
     def recipe(self) -> Recipe | None:
         """Returns the recipe, or None after noting why there is none."""
@@ -141,7 +142,7 @@ class _Assembly:
         for document in self._chain:
             objects = without_pins(objects, self._sections.moved(document))
             if "change" in document.sections and "extends" in document.sections:
-                objects = self.changes.apply(document.sections["change"], objects, self._scope)
+                objects = self._changes.apply(document.sections["change"], objects, self._scope)
                 if not objects:
                     self._problems.add(document.sections["change"].mark, "the changes leave no object")
             if "objects" in document.sections:
