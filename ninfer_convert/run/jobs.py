@@ -20,6 +20,7 @@ from ninfer_convert.recipe.scalars import (
     read_boolean,
     read_filled_list,
     read_integer,
+    read_literal,
     read_map,
     read_members,
     read_named,
@@ -151,12 +152,12 @@ class _Reader:
         written = _written(output, report)
         own = {os.path.realpath(path): path for path in written}
         if len(own) < len(written):
-            raise PlacedError(mark, f"output and report of {quoted(os.fspath(output))} are the same file; name two")
+            name = printable(os.fspath(output))
+            raise PlacedError(mark, f"output and report of {name} are the same file; name two")
         for place, path in own.items():
             if place in self.written:
-                raise PlacedError(
-                    mark, f"{quoted(os.fspath(path))} is written by the job of line {self.written[place].line} already"
-                )
+                name = printable(os.fspath(path))
+                raise PlacedError(mark, f"{name} is written by the job of line {self.written[place].line} already")
         self.written.update(dict.fromkeys(own, mark))
 
     def _sources(self, node: Node, members: Mapping[str, Node]) -> tuple[str, ...]:
@@ -180,7 +181,7 @@ class _Reader:
         for begin, value in table.members.items():
             if "=" in begin or not begin:
                 raise PlacedError(table.keys[begin].mark, f"{quoted(begin)} cannot be a prefix")
-            yield f"{begin}={read_text(value)}"
+            yield f"{begin}={read_literal(value)}"
 
     def _recipe(self, node: Node) -> str:
         """Returns a path, or the name of a shipped recipe, as `run` takes it."""
