@@ -217,5 +217,5 @@ def test_recipe_check_tells_it_and_headers_take_its_place(case: Case) -> None:
         "recipe.yaml: 1 object, 1 source: 1 error",
     ]
     ran = run_cli("recipe", "check", "recipe.yaml", "--source", "base")
-    assert ran.out.startswith("recipe.yaml:7:5: error: object x: base:a is BF16; format FP32 takes F32; ")
+    assert ran.out.startswith("recipe.yaml:7:35: error: object x: base:a is BF16; format FP32 takes F32; ")
     assert ran.out.endswith("recipe.yaml: 1 object, 1 source: 1 error\n")

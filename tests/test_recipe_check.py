@@ -394,8 +394,8 @@ def test_shapes_dtypes_and_coverage_are_told_at_their_places(case: Case) -> None
          "ignore"),
         ("error", 6, 10, "ignore mtp.* matches no tensor of source base"),
         ("warning", 7, 9, "name 'idle' is not used"),
-        ("error", 9, 5, "object x: base:a has shape [2], expected [3]"),
-        ("error", 10, 5, "object y: base:b is F32; format BF16 takes BF16; name the conversion: cast to BF16, rule "
+        ("error", 9, 48, "object x: base:a has shape [2], expected [3]"),
+        ("error", 10, 35, "object y: base:b is F32; format BF16 takes BF16; name the conversion: cast to BF16, rule "
          "nearest-even"),
         ("error", 11, 48, "tensor layer.wieght is not in source base (base); nearest: layer.weight"),
         ("error", 12, 49, "span [0, 5) lies outside axis 0 of size 2"),
@@ -437,6 +437,23 @@ def test_what_a_source_contradicts_is_told_where_the_recipe_says_it(case: Case) 
     assert checked(case, "--unpinned", "--strict", code=0) == [("note", 12, 10, pin)]
 
 
+def test_one_mistake_in_a_loop_is_told_once(case: Case) -> None:
+    case.source({f"{name}.{i}.w": words_of("BF16", 1, 2) for i in range(9) for name in "abcd"})
+    case.recipe(
+        "{for: {l: {from: 0, through: 8}}, objects: [{name: o/<l>, shape: [3], format: BF16, value: a.<l>.w}, "
+        "{name: p/<l>, shape: [2], format: BF16, value: b.<l>.x}]}",
+        sources="{base: {dtype: F16}}", more="ignore: [c.*, d.*]\n",
+    )  # fmt: skip
+    assert checked(case, code=1) == [
+        ("error", 5, 18, "source base: tensor a.0.w is BF16; the recipe states F16 (and 8 more like it)"),
+        ("error", 8, 96, "object o/0: base:a.0.w has shape [2], expected [3] (and 8 more like it)"),
+        ("error", 8, 153, "tensor b.0.x is not in source base (base); nearest: b.0.w, d.0.w, c.0.w (and 8 more like "
+         "it)"),
+    ]  # fmt: skip
+    document = json.loads(run_cli("recipe", "check", "recipe.yaml", "--source", "base", "--json").out)
+    assert document["problems"][2]["suggestion"] == "b.0.w"
+
+
 def test_a_missing_input_is_told_once(case: Case) -> None:
     case.source({"a": words_of("BF16", 1, 2)}, files={"tokenizer_config.json": b"{}"})
     shortlist = "{shortlist: {counts: ranking, candidates: 2, take: 1, special: tokenizer_config.json}}"
@@ -454,9 +471,9 @@ def test_what_the_base_says_is_told_in_the_base(case: Case) -> None:
 recipe.yaml:5:27: error: source base: config.json model_type: "x" found, "y" required
     5 | sources: {base: {config: {model_type: y}}}
       |                           ^~~~~~~~~~
-recipe.yaml:7:5: error: object x: base:a has shape [2], expected [3]
+recipe.yaml:7:48: error: object x: base:a has shape [2], expected [3]
     7 |   - {name: x, shape: [3], format: BF16, value: a}
-      |     ^
+      |                                                ^
 tune.yaml: 1 object, 1 source: 2 errors
 """
 

@@ -6,11 +6,13 @@ In a row, `@` in the wrong text is the place that has to be told; it is not part
 from __future__ import annotations
 
 import json
+import random
 import re
 from pathlib import Path
 
 import pytest
 from case_tools import run_cli
+from recipe_texts import SMALL
 
 from ninfer_convert.recipe.files import find_recipe
 
@@ -171,3 +173,49 @@ def test_a_mistake_is_told_where_it_was_made(
 
 def test_there_are_more_than_forty_kinds() -> None:
     assert len(MISTAKES) == len({wrong for _, wrong, _, _ in MISTAKES}) > 40
+
+
+def altered(draw: random.Random) -> str:
+    """Returns the recipe with every construct after one slip of the keyboard."""
+    lines = SMALL.splitlines(keepends=True)
+    row = draw.randrange(len(lines))
+    line = lines[row]
+    place = draw.randrange(len(line))
+    lines[row] = draw.choice(
+        [
+            line[:place] + line[place + 1 :],
+            line[:place] + draw.choice("{}[]:,-#&*!|>'\"%@`$<x \t\n\x1b\u6f22\u0301") + line[place:],
+            line[:place] + line[place:][1:2] + line[place:][:1] + line[place:][2:],
+            " " * draw.randrange(1, 4) + line,
+            line.lstrip(" "),
+            line + line,
+            "",
+        ]
+    )
+    return "".join(lines)
+
+
+def test_any_slip_is_told_in_the_file_or_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    draw = random.Random(7)
+    refused = 0
+    for _ in range(250):
+        text = altered(draw)
+        Path("recipe.yaml").write_text(text, encoding="utf-8", newline="")
+        document = run_cli("recipe", "check", "recipe.yaml", "--json")
+        shown = run_cli("recipe", "check", "recipe.yaml")
+        assert (document.code, document.err, shown.err) == (shown.code, "", "")
+        problems = json.loads(document.out)["problems"]
+        assert document.code == int(any(problem["severity"] == "error" for problem in problems))
+        refused += document.code
+        lines = text.split("\n")
+        for problem in problems:
+            assert 1 <= problem["line"] <= len(lines)
+            length = len(lines[problem["line"] - 1])
+            assert 1 <= problem["column"] <= length + 1
+            assert problem["column"] < problem.get("end_column", length + 2) <= length + 2
+        assert shown.out.replace("\n", "").isprintable()
+        assert sum(": error: " in line for line in shown.out.splitlines()) >= len(
+            [problem for problem in problems if problem["severity"] == "error"]
+        )
+    assert 100 < refused < 250

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ninfer_convert.errors import PlanError
-from ninfer_convert.plan.foresight import contradictions
+from ninfer_convert.plan.foresight import contradictions, entries
 from ninfer_convert.plan.planner import make_plan
 from ninfer_convert.recipe.change_log import ChangeLog
 from ninfer_convert.recipe.expression import Mark
@@ -27,6 +27,10 @@ from ninfer_convert.source.checkpoint import Checkpoint
 
 _SUBJECT = re.compile(r"(source|input) ([A-Za-z_][A-Za-z0-9_-]*)(?::| \()")
 _CONFIG = re.compile(r"source \S+: config\.json ([^:]+): ")
+_TAKES = re.compile(r"; (?:format \S+|the (?:row )?encoder) takes ")
+_NAMES = re.compile(r"\S*[0-9./]\S*")
+"""Words that tell one tensor, object or size from another."""
+
 _MEMBERS = (("revision", ": revision "), ("dtype", "; the recipe states "), ("sha256", ": SHA-256 "))
 """Members of a source or an input with a part of each message that compares them."""
 
@@ -104,7 +108,7 @@ def check_with_sources(
     try:
         plan = make_plan(reading.recipe, sources, inputs, unpinned=unpinned)
     except PlanError as error:
-        found += [places.problem("error", message) for message in error.messages]
+        found += _folded([places.problem("error", message) for message in error.messages])
     else:
         found += [places.problem("warning", message) for message in plan.warnings]
         found += [places.problem("note", message) for message in plan.waived]
@@ -115,11 +119,26 @@ def _ordered(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.mark))
 
 
+def _folded(problems: Sequence[Problem]) -> list[Problem]:
+    """Returns the first of those at one place that differ only in names and numbers, with how many there are.
+
+    A loop makes one mistake as often as it goes round.
+    """
+    alike: dict[tuple[Mark, str], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.mark, _NAMES.sub("*", problem.text)), []).append(problem)
+    return [
+        dataclasses.replace(first, text=f"{first.text} (and {len(others)} more like it)") if others else first
+        for first, *others in alike.values()
+    ]
+
+
 class _Places:
     """Finds the place that a message of the planner is about."""
 
     def __init__(self, reading: Reading) -> None:
         self._chain = reading.chain
+        self._entries = entries(reading)
         self._marks = {
             str(mark): mark
             for document in reading.chain
@@ -133,9 +152,17 @@ class _Places:
             file = document.mark.file
             found = re.match(rf"{re.escape(file)}:([0-9]+):([0-9]+): ", message)
             if found is not None:
-                mark = Mark(file, int(found[1]), int(found[2]))
-                return Problem(self._marks.get(str(mark), mark), severity, message[found.end() :])
+                mark, text = Mark(file, int(found[1]), int(found[2])), message[found.end() :]
+                return Problem(self._member(mark, text) or self._marks.get(str(mark), mark), severity, text)
         return Problem(self._subject(message), severity, message)
+
+    def _member(self, mark: Mark, text: str) -> Mark | None:
+        """Returns the member of an object's entry that a message about shape or dtype is about."""
+        entry = self._entries.get(mark)
+        if entry is None or not text.startswith("object "):
+            return None
+        keys = ("value", "words") if " has shape " in text else ("format",) if _TAKES.search(text) else ()
+        return next((entry.members[key].mark for key in keys if key in entry.members), None)
 
     def _subject(self, message: str) -> Mark:
         subject = _SUBJECT.match(message)

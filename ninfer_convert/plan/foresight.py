@@ -67,10 +67,8 @@ class Known:
 def contradictions(reading: Reading) -> list[Told]:
     """Returns what is wrong whatever the checkpoint holds, one problem a place, in the order of the places."""
     recipe = reading.recipe
-    entries = {mark: node for document in reading.chain for mark, node in _entries(document.sections.get("objects"))}
-    entries |= {mark: node for document in reading.chain for mark, node in _entries(document.sections.get("change"))}
     problems: dict[Mark, str] = {}
-    foreseer = _Foreseer(recipe, entries)
+    foreseer = _Foreseer(recipe, entries(reading))
     for spec in recipe.objects:
         if isinstance(spec, TensorSpec):
             for mark, text in foreseer.object_problems(spec):
@@ -83,8 +81,13 @@ def contradictions(reading: Reading) -> list[Told]:
     return sorted(problems.items())
 
 
+def entries(reading: Reading) -> dict[Mark, MapNode]:
+    """Returns the entries of objects and of changes, and the blocks around them, by their places."""
+    sections = [document.sections.get(name) for document in reading.chain for name in ("objects", "change")]
+    return {mark: node for section in sections for mark, node in _entries(section)}
+
+
 def _entries(node: Node | None) -> Iterator[tuple[Mark, MapNode]]:
-    """Yields the mappings below a node by their places: among them are the entries of objects and changes."""
     if isinstance(node, ListNode):
         for item in node.items:
             yield from _entries(item)

@@ -151,7 +151,7 @@ def _form(text: str) -> str:
 
 
 _TOLD = re.compile(
-    r"nearest is '(?P<quoted>[^']*)'|nearest is <(?P<placeholder>[^>]*)>|nearest: (?P<tensor>[^,;]+)"
+    r"nearest is '(?P<quoted>[^']*)'|nearest is <(?P<placeholder>[^>]*)>|nearest: (?P<tensor>[^,; ]+)"
     r"|its (?:encoder|layout) is (?P<only>\S+)"
 )
 """What `suggestion` and those who word a message themselves write of what was most likely meant."""
