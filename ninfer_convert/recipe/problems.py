@@ -135,7 +135,8 @@ def nearest(text: str, candidates: Iterable[str], cutoff: float = 0.6) -> str | 
         return by_form[form]
     if len(begun) == 1 or len(begins) == 1:
         return by_form[begun[0] if len(begun) == 1 else begins[0]]
-    swapped = [name for name in by_form if sorted(name) == sorted(form)]
+    letters = sorted(form)
+    swapped = [name for name in by_form if sorted(name) == letters]
     if len(swapped) == 1:
         return by_form[swapped[0]]
     close = difflib.get_close_matches(form, by_form, n=1, cutoff=cutoff)
