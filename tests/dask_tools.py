@@ -105,7 +105,8 @@ def _running(*words: str) -> Iterator[subprocess.Popen[bytes]]:
 def odd_worker(scheduler: str, change: str) -> Iterator[subprocess.Popen[bytes]]:
     """Has a worker join in which a statement was executed after the import of the package."""
     words = [sys.executable, "-c", ODD_WORKER.format(change=change), scheduler]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process
     finally:

@@ -408,6 +408,7 @@ def test_the_progress_never_goes_back_and_ends_at_the_total(given: Given, made: 
             threads=1,
             memory=512 << 20,
             checking_threads=1,
+            stats=True,
             resume=True,
             overwrite=False,
             show=show,
@@ -424,6 +425,12 @@ def test_the_progress_never_goes_back_and_ends_at_the_total(given: Given, made: 
 def test_threads_and_memory_are_those_of_a_worker_process(given: Given, plain: Path) -> None:
     require_same(given, given.run("--threads", "3", "--max-memory", "512MiB"), plain)
     assert report(given.output)["run"]["threads"] == 3
+
+
+def test_what_encoding_costs_is_measured_unless_told_otherwise(given: Given, plain: Path) -> None:
+    assert any("stats" in item for item in report(plain)["objects"])
+    assert given.run("--no-stats").code == 0
+    assert not any("stats" in item for item in report(given.output)["objects"])
 
 
 def test_memory_that_is_too_small_is_told_before_anything_is_written(given: Given) -> None:
@@ -468,7 +475,15 @@ def test_more_workers_than_processors_are_not_started(monkeypatch: pytest.Monkey
 def order(made: Plan, many: ManyObjects, tmp_path: Path) -> Order:
     assert prepare(made, tmp_path / "out")
     return make_order(
-        made, str(many.recipe), tmp_path / "out", unpinned=False, count=2, threads=None, memory=None, run="a run"
+        made,
+        str(many.recipe),
+        tmp_path / "out",
+        unpinned=False,
+        count=2,
+        threads=None,
+        memory=None,
+        stats=True,
+        run="a run",
     )
 
 
@@ -585,6 +600,26 @@ def test_a_cluster_without_workers_is_waited_for_and_told(
     assert ended.code == 74
     assert ended.err.splitlines()[0] == "the cluster has no workers yet; waiting for one"
     assert ended.errors == ["error: the cluster has had no workers for 0 seconds; start some"]
+
+
+def test_a_cluster_that_has_lost_its_last_worker_is_waited_for_and_told(
+    empty: Client, many: ManyObjects, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "WAIT_SECONDS", 0.3)
+    monkeypatch.setattr(workers, "LOOK_SECONDS", 0.1)
+    given = Given(tmp_path, empty, many)
+    with dask_tools.odd_worker(dask_tools.address(empty), "pass"):
+        empty.wait_for_workers(1, timeout=dask_tools.DEADLINE_SECONDS)
+        empty.run(dask_tools.flush_often)
+        empty.run(dask_tools.die_at, 40, tmp_path)
+        ended = given.run()
+    assert ended.code == 74
+    assert "the cluster has no workers any more; waiting for one" in ended.err.splitlines()
+    assert ended.errors == [
+        "error: the cluster has had no workers for 0 seconds; start some",
+        "error: what is done is kept: the same command goes on",
+    ]
+    assert "out.part" in given.names()
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def _convert_there(job: Job, plan: Plan, how: How, workers: Workers) -> Outcome:
         threads=how.threads,
         memory=how.memory,
         checking_threads=allowance.allowed_threads(),
+        stats=how.stats,
         resume=how.resume,
         overwrite=job.overwrite,
         show=lambda verb: progress(verb, quiet=how.quiet),

@@ -54,6 +54,7 @@ def convert_by_workers(
     threads: int | None,
     memory: int | None,
     checking_threads: int,
+    stats: bool,
     resume: bool,
     overwrite: bool,
     show: Show,
@@ -70,6 +71,7 @@ def convert_by_workers(
         threads: of one worker process; None: as many as its slots.
         memory: of one worker process, in bytes; None: what it may have.
         checking_threads: how many hash at a time in this process, at the end.
+        stats: measure what encoding costs each object.
         resume: go on from what an interrupted run of the same conversion left; else start over.
         overwrite: replace an existing output.
         show: the progress.
@@ -96,9 +98,16 @@ def convert_by_workers(
     with _kept(), _alone(output) as held:
         shares = cut(plan, kept_count(output) or share_count(plan, len(slots)))
         order = make_order(
-            plan, recipe_name, output, unpinned=unpinned, count=len(shares), threads=threads, memory=memory,
+            plan,
+            recipe_name,
+            output,
+            unpinned=unpinned,
+            count=len(shares),
+            threads=threads,
+            memory=memory,
+            stats=stats,
             run=f"ninfer-{uuid.uuid4().hex}",
-        )  # fmt: skip
+        )
         try:
             with show("converting") as progress:
                 used = workers.make_shares(order, share_bytes(plan, shares), progress)

@@ -24,7 +24,8 @@ class Order:
     """One conversion in `count` shares.
 
     `prefixes` holds the prefix rules of every source; `threads` and `memory` (bytes) are those of one worker
-    process, None where the worker decides; `run` names this run among all others.
+    process, None where the worker decides; `stats` asks for what encoding costs; `run` names this run among all
+    others.
     """
 
     file: PlanFile
@@ -32,6 +33,7 @@ class Order:
     count: int
     threads: int | None
     memory: int | None
+    stats: bool
     run: str
 
 
@@ -63,13 +65,14 @@ def make_order(
     count: int,
     threads: int | None,
     memory: int | None,
+    stats: bool,
     run: str,
 ) -> Order:
     """Returns the order of an accepted plan. All places in it are absolute, or on the hub at a commit."""
     file = plan_file(output, plan, recipe_name, (), output, unpinned=unpinned)
     # A rule that has changed no name changes none elsewhere.
     prefixes = {name: dict(checkpoint.applied_prefixes) for name, checkpoint in plan.sources.items()}
-    return Order(file, prefixes, count, threads, memory, run)
+    return Order(file, prefixes, count, threads, memory, stats, run)
 
 
 @contextlib.contextmanager

@@ -146,7 +146,15 @@ def _run(
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         try:
-            run_share(plan, order.file.output, share, threads=threads, block_bytes=size, progress=progress)
+            run_share(
+                plan,
+                order.file.output,
+                share,
+                threads=threads,
+                block_bytes=size,
+                stats=order.stats,
+                progress=progress,
+            )
             return
         except ShareHeldError:
             if time.monotonic() > deadline:

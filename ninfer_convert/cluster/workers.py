@@ -165,6 +165,7 @@ class _Giving:
 
     def _collect(self, progress: Callable[[int, int], None] | None) -> None:
         looked = seen = time.monotonic()
+        is_told = False
         while self.futures:
             self.workers.interrupts.require_none()
             with contextlib.suppress(Empty):
@@ -177,7 +178,11 @@ class _Giving:
             now = time.monotonic()
             if now - looked >= LOOK_SECONDS:
                 looked = now
-                seen = now if self.workers.slots() else seen
+                if self.workers.slots():
+                    seen, is_told = now, False
+                elif not is_told:
+                    is_told = True
+                    self.workers.tell("the cluster has no workers any more; waiting for one")
                 if now - seen > WAIT_SECONDS:
                     raise _no_workers()
 
@@ -227,7 +232,8 @@ class _Giving:
         with contextlib.suppress(OutputError), self.workers.answering():
             self.client.run(stop_run, self.order.run, on_error="ignore")
             deadline = time.monotonic() + STOP_SECONDS
-            while not all(future.done() for future in futures) and time.monotonic() < deadline:
+            # Those that nobody has begun end at once, if there is a worker to begin them.
+            while not all(future.done() for future in futures) and self.workers.slots() and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             self.client.cancel(futures)
 
