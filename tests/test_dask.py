@@ -8,19 +8,22 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import platform
 import random
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask_tools
 import pytest
 from case_tools import Case, Ran, command, entry, filled, finish, run_cli, spawn, start
 from commands import source_arguments
-from distributed import Client
+from distributed import Client, Reschedule
 from hub_server import Repo, client_environment, serving
 from many_objects import ManyObjects, write_many_objects
 from miniatures import Miniatures
@@ -314,6 +317,30 @@ def test_an_interrupt_stops_the_workers_and_the_same_command_goes_on(
     assert max(len(writers(lines)) for lines in journals.values()) == 2
 
 
+def test_an_interrupt_that_was_lost_ends_the_run_before_anything_is_published(
+    given: Given, plain: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python drops what a handler raises while a finalizer runs."""
+    real = convert.finalize
+
+    def finalize(*arguments: Any, **options: Any) -> Any:
+        class Finalized:
+            def __del__(self) -> None:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "unraisablehook", lambda told: None)
+            Finalized()
+        return real(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(convert, "finalize", finalize)
+        ended = given.run()
+    assert ended.code == 75
+    assert "out" not in given.names()
+    require_same(given, given.run(), plain)
+
+
 def test_interrupts_are_remembered_and_the_handlers_put_back() -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
     with Interrupts() as interrupts:
@@ -489,6 +516,29 @@ def order(made: Plan, many: ManyObjects, tmp_path: Path) -> Order:
 
 def ended_share(order: Order) -> ShareEnd:
     return share_task.share_end(order, 0, "W", threads=1, memory=1 << 30, tell=lambda done, total: None)
+
+
+def test_a_process_makes_one_share_at_a_time_and_gives_back_what_it_cannot_begin(
+    order: Order, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Worker:
+        address = "tcp://w"
+        state = SimpleNamespace(nthreads=1)
+        memory_manager = SimpleNamespace(memory_limit=None)
+
+        def log_event(self, topic: str, told: object) -> None:
+            assert topic == "a run"
+
+    monkeypatch.setattr(share_task, "get_worker", Worker)
+    monkeypatch.setattr(share_task, "TURN_SECONDS", 0.01)
+    with share_task._turn:
+        with pytest.raises(Reschedule):
+            share_task.make_share(__version__, order, 1)
+    assert share_task.make_share(__version__, order, 1) == ShareEnd(1, 1)
+    failure = share_task.make_share("9.9", order, 1).failure
+    assert failure is not None
+    told = f"worker tcp://w on {platform.node()} has ninfer-convert {__version__}, and 9.9 is required"
+    assert failure.messages[0].startswith(told)
 
 
 def test_a_share_waits_for_a_holder_that_is_dying(

@@ -122,6 +122,7 @@ def convert_by_workers(
             return replace(outcome, seconds=time.monotonic() - started)
 
         def write_report(outcome: Outcome) -> Callable[[], None] | None:
+            workers.interrupts.require_none()
             return before_publish(whole(outcome), used)
 
         return whole(_published(plan, output, checking_threads, overwrite, show, write_report))

@@ -144,6 +144,7 @@ class _Giving:
             with self.workers.interrupts.put_off():
                 self._submit()
                 self._collect(progress)
+            self.workers.interrupts.require_none()
         except BaseException:
             self._stop()
             raise
