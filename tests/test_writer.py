@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
+from case_tools import run_cli
+from checkpoints import write_directory
 
 from ninfer_convert.errors import OutputError, UsageError
-from ninfer_convert.run import own_files
+from ninfer_convert.run import own_files, writer
 from ninfer_convert.run.writer import PartFile, require_output
 
 
@@ -114,6 +118,41 @@ def test_a_file_system_without_preallocation_is_used_all_the_same(
         part.write(9, b"z")
         part.publish()
     assert (tmp_path / "out").read_bytes() == bytes(9) + b"z"
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_space_is_reserved_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
+    ranges: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _, begin, nbytes: ranges.append((begin, nbytes)))
+    monkeypatch.setattr(writer, "RESERVED_BYTES", 100)
+    with PartFile(tmp_path / "out", 250).begin(whole=whole) as part:
+        assert part.path.stat().st_size == 250
+        if not whole:
+            assert ranges == [(0, 100)]
+            assert [part.reserve_more() for _ in range(3)] == [True, False, False]
+        assert ranges == [(0, 100), (100, 100), (200, 50)]
+
+
+def test_space_that_is_gone_while_others_write_already_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int, begin: int, nbytes: int) -> None:
+        if begin >= 4096:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(writer, "RESERVED_BYTES", 4096)
+    source = write_directory(
+        tmp_path / "source", {"model.safetensors": {"w": ("BF16", np.zeros((64, 512), np.uint16))}}
+    )
+    (tmp_path / "recipe.yaml").write_text(
+        "schema: 1\nid: r\nartifact: {model_id: m, weights_id: w}\nevidence: none\nsources: {base: {}}\nobjects:\n"
+        "  - {name: w, shape: [64, 512], format: BF16, value: w}\n"
+    )
+    ran = run_cli("run", tmp_path / "recipe.yaml", "--source", source, "-o", tmp_path / "out")
+    assert (ran.code, ran.out) == (74, "")
+    assert re.fullmatch(r"error: cannot reserve \S+/out\.part \(\d+ bytes\): No space left on device\n", ran.err)
+    assert names(tmp_path) == ["recipe.yaml", "source"]
 
 
 def test_a_symbolic_link_in_the_place_of_the_part_file_is_not_followed(tmp_path: Path) -> None:

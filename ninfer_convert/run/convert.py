@@ -38,7 +38,7 @@ from ninfer_convert.source.remote import RemoteCheckpoint
 from ninfer_convert.source.streaming import SHARDS_SUFFIX, Supply, shard_directory
 
 HASH_BYTES = 1 << 20
-BEHIND_BYTES = 64 << 20
+BEHIND_BYTES = 32 << 20
 """Of finished objects without a digest: when there are more, workers take digests before they make more."""
 FLUSH_BYTES = 128 << 20
 FLUSH_SECONDS = 5.0
@@ -184,7 +184,7 @@ def _begin(part: PartFile, journal: Path, kept: Kept | None) -> None:
         # No claim outlives the bytes it was about.
         remove_journal(journal)
     try:
-        part.begin(keep_content=kept is not None)
+        part.begin(keep_content=kept is not None, whole=False)
     except Exception:
         remove_journal(journal)
         raise
@@ -287,7 +287,7 @@ class _Run:
     def execute(self, progress: Progress | None) -> _Shared:
         jobs = [self._work] * self.threads
         if self.part is not None:
-            jobs += [self._chase, self._flush]
+            jobs += [self._chase, self._flush, self._reserve]
         self.shared.running = self.threads
         with contextlib.ExitStack() as stack:
             if any(isinstance(source, RemoteCheckpoint) for source in self.plan.sources.values()):
@@ -512,6 +512,12 @@ class _Run:
             last = time.monotonic()
             if self.tasks.release_behind:
                 part.release(0, chased)
+
+
+    def _reserve(self) -> None:
+        """Reserves the space ahead of the workers."""
+        while self.part is not None and self.part.reserve_more() and not self._stopped():
+            pass
 
 
 def _start(workers: Sequence[threading.Thread]) -> None:

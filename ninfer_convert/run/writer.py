@@ -33,6 +33,9 @@ JOURNAL_SUFFIX = ".journal"
 MAX_CALL_BYTES = 1 << 30
 """One write call moves at most 0x7ffff000 bytes on Linux; shorter ones are looped anyway."""
 
+RESERVED_BYTES = 64 << 20
+"""Space that is reserved in one call; nobody can write meanwhile."""
+
 MAX_HOLDER_LINES = 1_000_000
 """Of the journal of a process that holds the output, when all that is wanted is the name of that process."""
 
@@ -111,6 +114,7 @@ class PartFile:
         self._fd = self._open_locked()
         # One write at a time, because the system lets no two into a file, and makes a processor spin meanwhile.
         self._turn = threading.Lock()
+        self._reserved = 0
 
     def __enter__(self) -> PartFile:
         return self
@@ -129,18 +133,44 @@ class PartFile:
         """Tells whether an earlier run left a file of exactly the size this run will write."""
         return os.fstat(self._fd).st_size == self.nbytes
 
-    def begin(self, *, keep_content: bool = False) -> PartFile:
+    def begin(self, *, keep_content: bool = False, whole: bool = True) -> PartFile:
         """Gives the file its size, and reserves the space where the file system can.
+
+        Args:
+            keep_content: of an interrupted run.
+            whole: reserve all of it; else `reserve_more` is called until it returns False, while others write.
 
         Raises:
             OutputError: the space is not there; the file is removed.
         """
         try:
-            self._reserve(keep_content)
+            self._make_room(keep_content)
+            while self.reserve_more() and whole:
+                pass
         except Exception:
             self.discard()
             raise
         return self
+
+    def reserve_more(self) -> bool:
+        """Reserves the next part of the space; tells whether more is left.
+
+        A file system in memory takes as long for that as for writing the bytes.
+
+        Raises:
+            OutputError: the space is not there.
+        """
+        if self._reserved >= self.nbytes:
+            return False
+        with self._turn, self._failing("reserve"):
+            begin, self._reserved = self._reserved, min(self.nbytes, self._reserved + RESERVED_BYTES)
+            try:
+                os.posix_fallocate(self._fd, begin, self._reserved - begin)
+            except OSError as error:
+                if error.errno not in MISSING_CALL:
+                    raise
+                self._reserved = self.nbytes
+        return self._reserved < self.nbytes
 
     def _open_locked(self) -> int:
         for _ in range(MAX_OPENINGS):
@@ -205,7 +235,7 @@ class PartFile:
                 found = None if "shares" in line else line.get("writer", found)
         return found if isinstance(found, Mapping) else None
 
-    def _reserve(self, keep_content: bool) -> None:
+    def _make_room(self, keep_content: bool) -> None:
         with self._failing("reserve"):
             if not keep_content:
                 os.ftruncate(self._fd, 0)
@@ -217,12 +247,7 @@ class PartFile:
                     f"{printable(str(self.output))} needs {self.nbytes} bytes; "
                     f"{printable(str(self.output.parent))} has {free} free"
                 )
-            try:
-                os.posix_fallocate(self._fd, 0, self.nbytes)
-            except OSError as error:
-                if error.errno not in MISSING_CALL:
-                    raise
-                os.ftruncate(self._fd, self.nbytes)
+            os.ftruncate(self._fd, self.nbytes)
 
     @contextlib.contextmanager
     def _failing(self, verb: str) -> Iterator[None]:
