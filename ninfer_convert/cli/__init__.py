@@ -7,81 +7,90 @@ Source: cli.md.
 
 from __future__ import annotations
 
-import importlib
 import io
 import os
 import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
 
 import click
 
 from ninfer_convert import __version__
+from ninfer_convert.cli.groups import EndedError, Entry, LazyGroup
 from ninfer_convert.cli.output import failure_of, open_streams, say, say_errors, settle_streams
 from ninfer_convert.errors import INTERRUPTED_EXIT_CODE
 
-COMMANDS = {
-    "run": ("ninfer_convert.cli.convert:run", "Convert a checkpoint by a recipe into one .ninfer artifact."),
-    "plan": ("ninfer_convert.cli.convert:plan", "Check a conversion and show what it would write."),
-    "prepare": ("ninfer_convert.cli.shares:prepare", "Make the part file for a conversion in shares."),
-    "batch": ("ninfer_convert.cli.batch:batch", "Do many conversions, one after another."),
-    "finalize": ("ninfer_convert.cli.shares:finalize", "Check the shares of a conversion and publish it."),
-    "verify": ("ninfer_convert.cli.artifact:verify", "Check every byte of an artifact."),
-    "inspect": ("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
-    "compare": ("ninfer_convert.cli.compare:compare", "Compare an artifact with another, or with its source."),
-    "export": ("ninfer_convert.cli.export:export", "Write an artifact's values to a .safetensors file."),
-    "report": ("ninfer_convert.cli.report:report", "Write one HTML page about an artifact."),
-    "recipe": ("ninfer_convert.cli.recipes:recipe", "Look at recipes."),
-    "formats": ("ninfer_convert.cli.recipes:formats", "List the numeric formats, layouts and encoders."),
-    "demo": ("ninfer_convert.cli.demo:demo", "Make, convert and verify a miniature checkpoint."),
-    "doctor": ("ninfer_convert.cli.doctor:doctor", "Look at this machine: versions, caches, space."),
+SECTIONS = {
+    "Convert": {
+        "demo": Entry("ninfer_convert.cli.demo:demo", "Make, convert and verify a miniature checkpoint."),
+        "plan": Entry("ninfer_convert.cli.convert:plan", "Check a conversion and show what it would write."),
+        "run": Entry("ninfer_convert.cli.convert:run", "Convert a checkpoint by a recipe into one .ninfer artifact."),
+        "batch": Entry("ninfer_convert.cli.batch:batch", "Do many conversions, one after another."),
+    },
+    "Look and check": {
+        "inspect": Entry("ninfer_convert.cli.artifact:inspect", "Show what an artifact holds."),
+        "verify": Entry("ninfer_convert.cli.artifact:verify", "Check every byte of an artifact."),
+        "compare": Entry("ninfer_convert.cli.compare:compare", "Compare an artifact with another, or with its source."),
+        "report": Entry("ninfer_convert.cli.report:report", "Write one HTML page about an artifact."),
+        "export": Entry("ninfer_convert.cli.export:export", "Write an artifact's values to a .safetensors file."),
+    },
+    "Recipes": {
+        "recipe": Entry("ninfer_convert.cli.recipes:recipe", "Draft, check, look at and tune recipes."),
+        "formats": Entry("ninfer_convert.cli.recipes:formats", "List the numeric formats, layouts and encoders."),
+    },
+    "One artifact by many processes": {
+        "prepare": Entry("ninfer_convert.cli.shares:prepare", "Make the part file for a conversion in shares."),
+        "finalize": Entry("ninfer_convert.cli.shares:finalize", "Check the shares of a conversion and publish it."),
+    },
+    "This machine": {
+        "doctor": Entry("ninfer_convert.cli.doctor:doctor", "Look at this machine: versions, caches, space."),
+        "completion": Entry("ninfer_convert.cli.completion:completion", "Print the completion script of a shell."),
+    },
 }
-"""Every command: where it lives, and its line in `--help`."""
+"""Every command, as the help lists them."""
 
+NOTES = {
+    "Exit codes": [
+        ("0", "Done. compare: equal, or within --max-error."),
+        ("1", "Recipe, source or artifact are wrong; a rerun will not help. compare, recipe show --diff: different."),
+        ("2", "Usage."),
+        ("74", "Input or output failed."),
+        ("75", "Interrupted; the same command goes on where it stopped."),
+    ],
+    "Environment": [
+        ("NUMBA_CACHE_DIR", "Where compiled kernels are kept. [default: $XDG_CACHE_HOME or ~/.cache]"),
+        ("TMPDIR", "Where they are kept if not there; temporary files. [default: /tmp]"),
+        ("HF_HOME", "Where the hub's cache and token lie. [default: ~/.cache/huggingface]"),
+        ("HF_TOKEN", "The token for hf:// sources that need one."),
+        ("HF_HUB_OFFLINE", "1: hf:// sources come from the hub's cache alone."),
+        ("NINFER_CONVERT_DEBUG", "1: errors come with a traceback."),
+    ],
+}
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+COMPLETE_VARIABLE = "_NINFER_CONVERT_COMPLETE"
+"""Set by the completion scripts: the command prints candidates and does nothing else."""
+
 _outcome_stands = False
 
 
-class _EndedError(Exception):
-    """Carries what ended a command past click, which would give a broken pipe exit code 1."""
-
-
-class LazyGroup(click.Group):
-    """A command group that imports a command when it is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        command = getattr(importlib.import_module(module), attribute)
-        if not isinstance(command, click.Command):
-            raise TypeError(f"{module}:{attribute} is no command")
-        return command
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (BrokenPipeError, KeyboardInterrupt) as error:
-            raise _EndedError from error
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
-
-
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=LazyGroup, sections=SECTIONS, notes=NOTES, context_settings={"help_option_names": ["-h", "--help"]}
+)
 @click.version_option(__version__, package_name="ninfer-convert", message="%(prog)s %(version)s")
 def cli() -> None:
     """Turn safetensors checkpoints into .ninfer artifacts.
 
-    A recipe (YAML) says what every stored tensor is made of; `recipe list` shows the shipped ones. Start with
-    `ninfer-convert demo`.
+    A recipe (YAML) says what every stored tensor is made of: `recipe list` shows the shipped ones, `recipe init`
+    drafts one for any other checkpoint. Every command has a help page of its own.
+
+    \b
+    Examples:
+      ninfer-convert demo
+      ninfer-convert recipe init my-model -o my-model.yaml
+      ninfer-convert run my-model.yaml --source my-model -o my-model.ninfer
+      ninfer-convert verify my-model.ninfer
     """
 
 
@@ -120,6 +129,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _run() -> int:
+    if COMPLETE_VARIABLE in os.environ:
+        from ninfer_convert.cli.shells import add_shells
+
+        add_shells()
     try:
         outcome = cli.main(prog_name="ninfer-convert", standalone_mode=False)
         sys.stdout.flush()
@@ -132,7 +145,7 @@ def _run() -> int:
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         return _interrupted()
-    except (_EndedError, BrokenPipeError) as error:
+    except (EndedError, BrokenPipeError) as error:
         if isinstance(error.__cause__, KeyboardInterrupt):
             return _interrupted()
         # The reader of our output went away; what it had read was enough for it.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ninfer_convert.allowance import MAX_THREADS
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, size_text, where_options
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import ArtifactError, SourceError, UsageError, printable
@@ -37,14 +38,17 @@ class _Check:
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--recipe", "recipe_name", metavar="RECIPE", help="Also check the inventory against this recipe.")
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=candidates.artifacts)
+@click.option("--recipe", "recipe_name", metavar="RECIPE", shell_complete=candidates.recipe_names,
+              help="Also check the inventory against this recipe.")
 @where_options
 @click.option("--sample", type=click.IntRange(min=1), metavar="N",
               help="Recompute N row blocks of each object, the first and the last among them  [default: all]")
 @click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+              shell_complete=candidates.json_files,
               help="Also compare sizes and digests with this conversion report.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="Reading threads.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), metavar="N",
+              help="Reading threads  [default: the processors this process may use]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def verify(
     artifact: Path,
@@ -61,10 +65,16 @@ def verify(
     """Check every byte of ARTIFACT: framing, directory, geometry, and every value rule of its formats.
 
     With --recipe, the inventory must be the recipe's. With --source as well, every object is made again from the
-    source by a second implementation and compared, byte by byte.
+    source by a second implementation and compared, byte by byte. Nothing is written.
+
+    Exit code: 0 all is well; 1 something is wrong with the artifact, or it is not what the recipe and source make.
 
     \b
-    ninfer-convert verify out.ninfer --recipe minilm-l6-v2 --source ./all-MiniLM-L6-v2
+    Examples:
+      ninfer-convert verify out.ninfer
+      ninfer-convert verify out.ninfer --report out.ninfer.conversion.json
+      ninfer-convert verify out.ninfer --recipe minilm-l6-v2 \\
+          --source ./all-MiniLM-L6-v2
     """
     _require_recipe(recipe_name, sources, {"--input": inputs, "--prefix": prefixes, "--sample": sample})
     if unpinned and recipe_name is None:
@@ -184,13 +194,25 @@ def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequ
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=candidates.artifacts)
 @click.option("--objects", "listed", is_flag=True, help="List every object.")
-@click.option("--filter", "patterns", multiple=True, metavar="GLOB", help="Only objects whose name matches.")
-@click.option("--object", "name", metavar="NAME", help="Show one object in detail.")
+@click.option("--filter", "patterns", multiple=True, metavar="GLOB", shell_complete=candidates.artifact_objects,
+              help="List only objects whose name matches; may be repeated.")
+@click.option("--object", "name", metavar="NAME", shell_complete=candidates.artifact_objects,
+              help="Show one object in detail: its planes, its scales, how often each code occurs.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def inspect(artifact: Path, listed: bool, patterns: tuple[str, ...], name: str | None, as_json: bool) -> None:
-    """Show what ARTIFACT holds: identity, totals by format and component, objects."""
+    """Show what ARTIFACT holds: identity, totals by format and component, objects.
+
+    Totals come from the directory alone, with the digest and the source from the conversion report, if one lies
+    beside ARTIFACT. Nothing is checked but the directory; `verify` does that.
+
+    \b
+    Examples:
+      ninfer-convert inspect out.ninfer
+      ninfer-convert inspect out.ninfer --filter 'text/layers/0/*'
+      ninfer-convert inspect out.ninfer --object text/token_embedding
+    """
     from ninfer_convert.artifact import inspection, inspection_text
     from ninfer_convert.artifact.reader import Artifact
 

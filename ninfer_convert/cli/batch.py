@@ -6,17 +6,21 @@ import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ninfer_convert import allowance
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.cluster import dask_option, workers_of
-from ninfer_convert.cli.conversion import How, convert_job, require_paths, written_text
 from ninfer_convert.cli.options import chosen_memory, chosen_threads, planned, print_json, progress, threads_option
 from ninfer_convert.cli.output import failure_of, say, say_errors
 from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputError, printable
-from ninfer_convert.run.jobs import Job, read_jobs
+
+if TYPE_CHECKING:
+    # at run time these load when the command runs, so that its help does not wait for numpy
+    from ninfer_convert.cli.conversion import How
+    from ninfer_convert.run.jobs import Job
 
 WRITTEN, COMPLETE, FAILED, INTERRUPTED, PENDING = "written", "complete", "failed", "interrupted", "pending"
 TEXTS = {
@@ -56,7 +60,7 @@ class Ended:
 
 
 @click.command()
-@click.argument("jobs_name", metavar="JOBS.yaml")
+@click.argument("jobs_name", metavar="JOBS.yaml", shell_complete=candidates.yaml_files)
 @threads_option
 @dask_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document about all jobs.")
@@ -73,6 +77,13 @@ def batch(
     Exit code: 0 all done; 75 interrupted; else 1 if something is wrong with a job, 74 if input/output failed.
 
     \b
+    Examples:
+      ninfer-convert batch jobs.yaml
+      ninfer-convert batch jobs.yaml --dask local:4
+
+    The file:
+
+    \b
     schema: 1
     jobs:
       - {recipe: my.yaml, source: checkpoint, output: my.ninfer}
@@ -84,6 +95,9 @@ def batch(
     Paths are relative to the file. A job may also have `report: PATH`, `prefix: {FROM: TO}`, and `overwrite`,
     `unpinned`, `stream`, `verify_source`, each true or false: the options of `run`.
     """
+    from ninfer_convert.cli.conversion import How
+    from ninfer_convert.run.jobs import read_jobs
+
     jobs = read_jobs(jobs_name, with_cluster=dask is not None)
     ended = [Ended(job) for job in jobs]
     connect = workers_of(dask, threads)
@@ -132,6 +146,8 @@ def _do(entry: Ended, how: How, label: str, quiet: bool) -> None:
 
 
 def _convert(entry: Ended, how: How) -> str:
+    from ninfer_convert.cli.conversion import convert_job, require_paths, written_text
+
     job = entry.job
     asked = job.recipe, job.sources, job.inputs, job.prefixes, job.unpinned
     if os.path.lexists(job.output):

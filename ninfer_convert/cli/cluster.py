@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ninfer_convert import allowance
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError
 
@@ -21,6 +22,7 @@ dask_option = click.option(
     "--dask",
     "dask",
     metavar="ADDRESS|local:N",
+    shell_complete=candidates.words("local:"),
     help="Convert by the workers of this Dask scheduler (its address, or the file it writes that to), or by N "
     "processes here; --threads and --max-memory are then those of each worker process.",
 )
@@ -46,14 +48,17 @@ def workers_of(dask: str | None, threads: int | None) -> Callable[[], AbstractCo
 
 @contextlib.contextmanager
 def _connected(dask: str) -> Iterator[Workers]:
-    from ninfer_convert.cluster.connection import connected
+    from ninfer_convert.cluster.connection import connected, local_workers
     from ninfer_convert.cluster.workers import Workers
 
     def tell(text: str) -> None:
         say(text, err=True)
 
+    memory = None
+    if count := local_workers(dask):
+        memory = max(allowance.MIN_MEMORY_BYTES, allowance.default_memory(count))
     with connected(dask, tell) as (client, interrupts):
-        yield Workers(client, interrupts, tell)
+        yield Workers(client, interrupts, tell, memory)
 
 
 def require_dask_options(*, stream: bool, dry_run: bool, shard: bool) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ninfer_convert.allowance import MAX_THREADS
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, where_options
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
@@ -23,13 +24,16 @@ SHOWN_TENSORS = 20
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.argument("other", metavar="[OTHER]", required=False, type=click.Path(path_type=Path))
-@click.option("--recipe", "recipe_name", metavar="RECIPE", help="Compare with the source that this recipe reads.")
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=candidates.artifacts)
+@click.argument("other", metavar="[OTHER]", required=False, type=click.Path(path_type=Path),
+                shell_complete=candidates.artifacts)
+@click.option("--recipe", "recipe_name", metavar="RECIPE", shell_complete=candidates.recipe_names,
+              help="Compare with the source that this recipe reads.")
 @where_options
 @click.option("--max-error", type=click.FloatRange(min=0), metavar="X",
               help="Exit with 1 when a tensor's relative error is above X.")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="Worker threads.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), metavar="N",
+              help="Worker threads  [default: the processors this process may use]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated lines.")
 def compare(
@@ -47,11 +51,17 @@ def compare(
 ) -> int:
     """Compare ARTIFACT with OTHER, or with the source that --recipe made it from.
 
-    Two artifacts: identity, objects, formats, digests, and how far differing values lie apart; the exit code is 0
-    when they are equal, else 1. Against a source: what was lost, per tensor and per format, worst first.
+    Two artifacts: identity, objects, formats, digests, and how far differing values lie apart. Against a source:
+    what was lost, per tensor and per format, worst first. Relative error is ||x - y|| / ||x|| of a tensor, SQNR the
+    same in decibels.
+
+    Exit code: 0 two artifacts are equal, or every tensor of a source within --max-error; 1 they are not.
 
     \b
-    ninfer-convert compare out.ninfer --recipe minilm-l6-v2 --source ./all-MiniLM-L6-v2
+    Examples:
+      ninfer-convert compare out.ninfer other.ninfer
+      ninfer-convert compare my.ninfer --recipe my.yaml --source ./my-model \\
+          --max-error 0.05
     """
     if as_json and as_csv:
         raise UsageError("--json and --csv are two ways to print one result; name one")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.cluster import dask_option, require_dask_options, workers_of
-from ninfer_convert.cli.conversion import How, convert_job, require_paths, written_text
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -22,21 +22,23 @@ from ninfer_convert.cli.options import (
     where_options,
 )
 from ninfer_convert.cli.output import say
-from ninfer_convert.cli.what_if import print_what_if, require_what_if
 from ninfer_convert.errors import UsageError, printable
-from ninfer_convert.plan.planner import Plan, PlannedResource
-from ninfer_convert.plan.provenance import plan_json
-from ninfer_convert.run.jobs import Job
-from ninfer_convert.source.acquisition import Access
+
+if TYPE_CHECKING:
+    # at run time these load when a command runs, so that its help does not wait for numpy
+    from ninfer_convert.plan.planner import Plan
+    from ninfer_convert.source.acquisition import Access
 
 
 @click.command()
-@click.argument("recipe_name", metavar="[RECIPE]", required=False)
+@click.argument("recipe_name", metavar="[RECIPE]", required=False, shell_complete=candidates.recipe_names)
 @where_options
 @click.option("-o", "--output", metavar="OUT.ninfer", type=click.Path(path_type=Path),
               help="Where it goes; required, like RECIPE, unless --plan is given.")
-@click.option("--plan", "plan_name", metavar="PLAN.json", help="What `plan -o` wrote, in place of RECIPE and all else.")
-@click.option("--shard", metavar="I/N|auto", help="With --plan: the share to make, I from 0; see `prepare --help`.")
+@click.option("--plan", "plan_name", metavar="PLAN.json", shell_complete=candidates.json_files,
+              help="What `plan -o` wrote, in place of RECIPE and all else.")
+@click.option("--shard", metavar="I/N|auto", shell_complete=candidates.words("auto"),
+              help="With --plan: the share to make, I from 0; see `prepare --help`.")
 @threads_option
 @dask_option
 @click.option("--overwrite", is_flag=True, help="Replace an existing OUT when the new one is complete.")
@@ -79,12 +81,21 @@ def run(
     """Convert a checkpoint by RECIPE into one .ninfer artifact.
 
     RECIPE is a YAML file or the name of a shipped recipe. Everything that can be checked is checked before the
-    first byte; OUT appears only when it is complete, with a conversion report beside it.
+    first byte. OUT.ninfer appears only when it is complete, with the conversion report OUT.ninfer.conversion.json
+    beside it; its SHA-256 goes to standard output. An interrupted run leaves a part file and a journal beside
+    OUT.ninfer, and the same command goes on from there.
+
+    Exit code: 0 done; 1 recipe or source are wrong; 74 input/output failed; 75 interrupted.
 
     \b
-    ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
-        --input ranking=ranking.i64 -o qwen3_6_27b.ninfer
+    Examples:
+      ninfer-convert run my.yaml --source ./my-model -o my.ninfer
+      ninfer-convert run qwen3.6-27b/groupwise-int --source ./Qwen3.6-27B \\
+          --input ranking=ranking.i64 -o qwen3_6_27b.ninfer
     """
+    from ninfer_convert.cli.conversion import How, convert_job, require_paths, written_text
+    from ninfer_convert.run.jobs import Job
+
     if dask is not None:
         require_dask_options(stream=stream, dry_run=dry_run, shard=plan_name is not None or shard is not None)
     if plan_name is not None or shard is not None:
@@ -141,9 +152,10 @@ def run(
               help="Also write the plan to a file, for `prepare`; with --output.")
 @click.option("--output", metavar="OUT.ninfer", type=click.Path(path_type=Path),
               help="Where the artifact of PLAN.json goes.")
-@click.option("--set", "settings", multiple=True, metavar="GLOB=FORMAT",
+@click.option("--set", "settings", multiple=True, metavar="GLOB=FORMAT", shell_complete=candidates.settings,
               help="Plan as if the recipe ended with this change, and tell the difference.")
 @click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+              shell_complete=candidates.json_files,
               help="With --set: the report of an earlier conversion of the checkpoint, to estimate the errors from.")
 def plan(
     recipe_name: str,
@@ -162,7 +174,22 @@ def plan(
     settings: tuple[str, ...],
     report_path: Path | None,
 ) -> None:
-    """Check a conversion and show what it would write, without writing it."""
+    """Check a conversion and show what it would write, without writing it.
+
+    RECIPE is a YAML file or the name of a shipped recipe. What headers, configs and small values can tell is checked;
+    all problems are told at once. With -o and --output the plan becomes a file for many processes (`prepare --help`).
+
+    Exit code: 0 it can be converted; 1 recipe or source are wrong.
+
+    \b
+    Examples:
+      ninfer-convert plan my.yaml --source ./my-model --objects
+      ninfer-convert plan my.yaml --source ./my-model \\
+          --set 'layers/*/mlp/*=Q6G64_F16S' --report my.ninfer.conversion.json
+      ninfer-convert plan my.yaml --source hf://me/my-model
+    """
+    from ninfer_convert.cli.what_if import print_what_if, require_what_if
+
     if (plan_path is None) != (output is None):
         given, missing = ("-o", "--output OUT.ninfer") if output is None else ("--output", "-o PLAN.json")
         raise UsageError(
@@ -203,6 +230,7 @@ def plan(
 
 def _document(made: Plan, workers: int, memory: int) -> dict[str, Any]:
     from ninfer_convert.plan import budget
+    from ninfer_convert.plan.provenance import plan_json
 
     document = plan_json(made)
     size = budget.block_bytes(made, workers, memory)
@@ -211,6 +239,8 @@ def _document(made: Plan, workers: int, memory: int) -> dict[str, Any]:
 
 
 def _print_objects(made: Plan) -> None:
+    from ninfer_convert.plan.planner import PlannedResource
+
     for item in made.objects:
         if isinstance(item, PlannedResource):
             kind, shape = "raw-bytes-v1", ""
@@ -220,6 +250,8 @@ def _print_objects(made: Plan) -> None:
 
 
 def _print_summary(made: Plan) -> None:
+    from ninfer_convert.plan.provenance import plan_json
+
     document = plan_json(made)
     totals = document["totals"]
     recipe = made.recipe

@@ -18,10 +18,16 @@ ARTIFACT = "demo.ninfer"
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False), default=Path("ninfer-demo"))
 def demo(directory: Path) -> None:
-    """Make, convert and verify a miniature checkpoint in DIRECTORY (default: ninfer-demo).
+    """Make, convert and verify a miniature checkpoint in DIRECTORY  [default: ninfer-demo].
 
     The checkpoint has the shape of the Qwen3.6 family: BF16 shards with an index, and a sibling with NVFP4 and
-    FP8 modules. The artifact holds all nine formats. Nothing is downloaded.
+    FP8 modules. The artifact holds all nine formats. Nothing is downloaded. Outside of
+    DIRECTORY only compiled kernels are written; `ninfer-convert doctor` says where.
+
+    \b
+    Examples:
+      ninfer-convert demo
+      ninfer-convert demo elsewhere
     """
     from ninfer_convert.stand_in.checkpoints import write_demo_checkpoint
 

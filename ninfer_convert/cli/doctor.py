@@ -15,7 +15,14 @@ from ninfer_convert.doctor import Finding, examine
 def doctor(warm: bool, as_json: bool) -> int:
     """Show versions, what this process may use, and where things are kept; one line for each.
 
-    Nothing is fetched, and no token is shown. The exit code is 1 if there is a problem.
+    Nothing is fetched, and no token is shown. --warm compiles what a first run would, some seconds for each kernel.
+
+    Exit code: 0 all is well, or worth a note; 1 there is a problem.
+
+    \b
+    Examples:
+      ninfer-convert doctor
+      ninfer-convert doctor --warm
     """
     found: list[Finding] = []
     for finding in examine(warm=warm):

@@ -7,19 +7,23 @@ from pathlib import Path
 import click
 
 from ninfer_convert.allowance import MAX_THREADS, parse_size
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import chosen_threads, progress, size_text
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import printable
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("-o", "--output", required=True, metavar="OUT.safetensors", type=click.Path(path_type=Path))
-@click.option("--objects", "patterns", multiple=True, metavar="GLOB", help="Only tensors whose name matches.")
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=candidates.artifacts)
+@click.option("-o", "--output", required=True, metavar="OUT.safetensors", type=click.Path(path_type=Path),
+              help="Where the values go.")
+@click.option("--objects", "patterns", multiple=True, metavar="GLOB", shell_complete=candidates.artifact_tensors,
+              help="Only tensors whose name matches; may be repeated.")
 @click.option("--dtype", type=click.Choice(["bf16", "fp32"]), default="fp32", show_default=True,
-              help="bf16 rounds to nearest even; tensors of words (I32) stay what they are.")
+              help="What values are written as; bf16 rounds to nearest even. I32 tensors stay what they are.")
 @click.option("--max-shard-size", metavar="SIZE", help="Begin another file beyond this size  [default: 5GB]")
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS), help="Worker threads.")
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS), metavar="N",
+              help="Worker threads  [default: the processors this process may use]")
 @click.option("--overwrite", is_flag=True, help="Replace existing files when the new ones are complete.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
 def export(
@@ -34,10 +38,13 @@ def export(
 ) -> None:
     """Write the values that ARTIFACT represents to a .safetensors file.
 
-    fp32 is exact: the reference's reconstruction, bit for bit. FP32 tensors cannot be exported as bf16.
+    fp32 is exact: the reference's reconstruction, bit for bit. FP32 tensors cannot be exported as bf16. What exceeds
+    --max-shard-size is written as several files with an index, as the hub's checkpoints are.
 
     \b
-    ninfer-convert export out.ninfer -o values.safetensors --objects "layers/0/*"
+    Examples:
+      ninfer-convert export out.ninfer -o values.safetensors
+      ninfer-convert export out.ninfer -o layer.safetensors --objects 'layers/0/*'
     """
     # the help of the command does not wait for numpy
     from ninfer_convert.artifact.export import SHARD_BYTES, export_artifact

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from ninfer_convert import allowance
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 
@@ -32,12 +33,14 @@ LOG_SECONDS = 10.0
 
 def source_options(command: F) -> F:
     """Adds RECIPE and the options that say where its sources lie."""
-    return click.argument("recipe_name", metavar="RECIPE")(where_options(command))
+    return click.argument("recipe_name", metavar="RECIPE", shell_complete=candidates.recipe_names)(
+        where_options(command)
+    )
 
 
 def where_options(command: F) -> F:
     """Adds the options that say where a recipe's sources lie, and whether their pins count."""
-    help_text = "Accept sources whose digests or revision do not match."
+    help_text = "Accept sources whose digests or revision do not match the recipe's; the report says so."
     return place_options(click.option("--unpinned", is_flag=True, help=help_text)(command))
 
 
@@ -51,12 +54,20 @@ def place_options(command: F) -> F:
             metavar="[NAME:]FROM=TO",
             help="Read tensor names that begin with FROM as if they began with TO (of source NAME, or the first).",
         ),
-        click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", help="An auxiliary input file."),
+        click.option(
+            "--input",
+            "inputs",
+            multiple=True,
+            metavar="NAME=PATH",
+            shell_complete=candidates.inputs,
+            help="The file of an input of the recipe.",
+        ),
         click.option(
             "--source",
             "sources",
             multiple=True,
             metavar="[NAME=]WHERE",
+            shell_complete=candidates.sources,
             help="A checkpoint: a directory, a .safetensors file, or hf://owner/name[@revision]. NAME may be left out "
             "when there is one source.",
         ),
@@ -74,7 +85,7 @@ def threads_option(command: F) -> F:
     )(command)
     return click.option(
         "--threads",
-        type=click.IntRange(1, allowance.MAX_THREADS),
+        type=click.IntRange(1, allowance.MAX_THREADS), metavar="N",
         help="Worker threads  [default: the processors this process may use]",
     )(command)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.formats import FORMATS, W8G32_F16S
@@ -19,13 +20,14 @@ ENCODED_FORMATS = tuple(name for name, numeric in FORMATS.items() if numeric.enc
 
 
 @click.command("init")
-@click.argument("places", metavar="[NAME=]SOURCE...", nargs=-1, required=True)
+@click.argument("places", metavar="[NAME=]SOURCE...", nargs=-1, required=True,
+                shell_complete=candidates.places)
 @click.option("-o", "--output", metavar="RECIPE.yaml", type=click.Path(path_type=Path),
               help="Write the recipe there  [default: standard output]")
 @click.option("--matrix", type=click.Choice(ENCODED_FORMATS),
               help="Format of matrices; a draft of its own, whether or not a shipped recipe fits  "
               f"[default: {W8G32_F16S.name}, if none fits]")
-@click.option("--input", "inputs", multiple=True, metavar="NAME=PATH",
+@click.option("--input", "inputs", multiple=True, metavar="NAME=PATH", shell_complete=candidates.inputs,
               help="An auxiliary input file of the shipped recipe that fits; its digest becomes the recipe's.")
 @click.option("--overwrite", is_flag=True, help="Replace an existing file.")
 def init(
@@ -37,8 +39,10 @@ def init(
     first, then what stands first. Where a shipped recipe fits, the draft extends it and says what differs.
 
     \b
-    ninfer-convert recipe init my-model -o my-model.yaml --matrix Q5G64_F16S
-    ninfer-convert run my-model.yaml --source my-model -o my-model.ninfer
+    Examples:
+      ninfer-convert recipe init my-model -o my-model.yaml
+      ninfer-convert recipe init my-model --matrix Q5G64_F16S > five-bits.yaml
+      ninfer-convert run my-model.yaml --source my-model -o my-model.ninfer
     """
     # the help of the command does not wait for numpy
     from ninfer_convert.draft.draft import draft_recipe

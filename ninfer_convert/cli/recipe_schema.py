@@ -12,9 +12,13 @@ def print_schema() -> None:
     """Print the JSON schema of recipes (draft 2020-12), by which editors complete keys and explain them.
 
     \b
-    ninfer-convert recipe schema > ninfer-recipe.schema.json
-    and as first line of a recipe, for editors with the YAML language server:
-    # yaml-language-server: $schema=ninfer-recipe.schema.json
+    Examples:
+      ninfer-convert recipe schema > ninfer-recipe.schema.json
+
+    Editors with the YAML language server are told by a line at the top of a recipe:
+
+    \b
+      # yaml-language-server: $schema=ninfer-recipe.schema.json
     """
     from ninfer_convert.recipe.schema import schema
 

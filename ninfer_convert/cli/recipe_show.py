@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import opened_sources, place_options, print_json
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import RecipeError, UsageError, printable
@@ -23,10 +24,11 @@ from ninfer_convert.recipe.render import beyond_limits, expanded, recipe_text
 
 
 @click.command("show")
-@click.argument("recipe_name", metavar="RECIPE")
-@click.option("--object", "names", multiple=True, metavar="NAME|GLOB",
+@click.argument("recipe_name", metavar="RECIPE", shell_complete=candidates.recipe_names)
+@click.option("--object", "names", multiple=True, metavar="NAME|GLOB", shell_complete=candidates.recipe_objects,
               help="Explain these objects; with --diff, compare nothing but them.")
-@click.option("--diff", "other", metavar="OTHER", help="Show what RECIPE and recipe OTHER do differently.")
+@click.option("--diff", "other", metavar="OTHER", shell_complete=candidates.recipe_names,
+              help="Show what RECIPE and recipe OTHER do differently.")
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show_recipe(
@@ -41,11 +43,15 @@ def show_recipe(
     """Show RECIPE with `extends`, loops, sets, names and changes worked in: a recipe that does the same.
 
     --object explains objects instead: the lines that decided them, what they are made of step by step, their
-    bytes; with --source also the tensors they read, from headers alone. --diff compares two recipes, and the exit
-    code is 1 if they differ.
+    bytes; with --source also the tensors they read, from headers alone. --diff compares two recipes.
+
+    Exit code: 1 if two recipes differ, or if an object that is explained has problems.
 
     \b
-    ninfer-convert recipe show demo --object 'text/layers/0/*'
+    Examples:
+      ninfer-convert recipe show my-tune.yaml
+      ninfer-convert recipe show demo --object 'text/layers/0/*'
+      ninfer-convert recipe show my-tune.yaml --diff qwen3.6-27b/groupwise-int
     """
     where = {"--source": sources, "--input": inputs, "--prefix": prefixes}
     for option, given in where.items():

@@ -6,20 +6,24 @@ from pathlib import Path
 
 import click
 
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import planned, print_json, where_options
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 
 
 @click.command("tune")
-@click.argument("recipe_name", metavar="RECIPE")
+@click.argument("recipe_name", metavar="RECIPE", shell_complete=candidates.recipe_names)
 @click.option("--target-size", required=True, metavar="SIZE", help="What the artifact may take, such as 16GB or 15GiB.")
 @click.option("--report", "report_path", required=True, metavar="PATH", type=click.Path(path_type=Path),
+              shell_complete=candidates.json_files,
               help="The conversion report of an earlier conversion of the same checkpoint, with `stats`.")
-@click.option("--formats", metavar="A,B,...", help="What objects may become  [default: the four grouped formats]")
-@click.option("--objects", "globs", multiple=True, metavar="GLOB",
+@click.option("--formats", metavar="A,B,...", shell_complete=candidates.format_list,
+              help="What objects may become  [default: the four grouped formats]")
+@click.option("--objects", "globs", multiple=True, metavar="GLOB", shell_complete=candidates.recipe_objects,
               help="Tune these alone, whatever their present format  [default: all in a grouped format]")
-@click.option("--keep", multiple=True, metavar="GLOB", help="Leave these as they are.")
+@click.option("--keep", multiple=True, metavar="GLOB", shell_complete=candidates.recipe_objects,
+              help="Leave these as they are.")
 @click.option("--weight", type=click.Choice(["norm", "elements"]), default="norm", show_default=True,
               help="What the squared relative error of an object is multiplied with: the squared norm of its values, "
               "which needs `rms` in the report, or the number of its elements.")
@@ -47,8 +51,9 @@ def tune_recipe(
     format is not known here.
 
     \b
-    ninfer-convert recipe tune qwen3.6-27b/groupwise-int --target-size 16GB \\
-        --report out.ninfer.conversion.json > smaller.yaml
+    Examples:
+      ninfer-convert recipe tune qwen3.6-27b/groupwise-int --target-size 16GB \\
+          --report out.ninfer.conversion.json > smaller.yaml
     """
     from ninfer_convert.allowance import parse_size
     from ninfer_convert.cli.artifact import load_report

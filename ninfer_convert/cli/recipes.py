@@ -6,35 +6,53 @@ from typing import Any
 
 import click
 
+from ninfer_convert.cli.groups import Entry, LazyGroup
 from ninfer_convert.cli.options import print_json
 from ninfer_convert.cli.output import say
-from ninfer_convert.cli.recipe_check import check_recipe
-from ninfer_convert.cli.recipe_init import init
-from ninfer_convert.cli.recipe_schema import print_schema
-from ninfer_convert.cli.recipe_show import show_recipe
-from ninfer_convert.cli.recipe_tune import tune_recipe
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import LAYOUT_OF_FORMAT
-from ninfer_convert.recipe.files import shipped_recipes
-from ninfer_convert.recipe.loader import load_recipe
+
+SECTIONS = {
+    "Commands": {
+        "init": Entry("ninfer_convert.cli.recipe_init:init", "Draft a recipe for a checkpoint."),
+        "check": Entry("ninfer_convert.cli.recipe_check:check_recipe", "Tell every error and warning, with its place."),
+        "show": Entry("ninfer_convert.cli.recipe_show:show_recipe", "Show a recipe written out, or explain objects."),
+        "tune": Entry("ninfer_convert.cli.recipe_tune:tune_recipe", "Propose formats that fit a size."),
+        "list": Entry("ninfer_convert.cli.recipes:list_recipes", "List the shipped recipes."),
+        "schema": Entry("ninfer_convert.cli.recipe_schema:print_schema", "Print the JSON schema, for editors."),
+    }
+}
 
 
-@click.group()
+@click.group(cls=LazyGroup, sections=SECTIONS)
 def recipe() -> None:
-    """Look at recipes."""
+    """Draft, check, look at and tune recipes.
+
+    A recipe is one YAML file that says what every stored object of an artifact is made of. RECIPE is such a file, or
+    the name of a shipped recipe.
+
+    \b
+    Examples:
+      ninfer-convert recipe init my-model -o my-model.yaml
+      ninfer-convert recipe check my-model.yaml --source my-model
+    """
 
 
-recipe.add_command(check_recipe)
-recipe.add_command(init)
-recipe.add_command(print_schema)
-recipe.add_command(show_recipe)
-recipe.add_command(tune_recipe)
-
-
-@recipe.command("list")
+@click.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def list_recipes(as_json: bool) -> None:
-    """List the shipped recipes: name, artifact, objects, sources."""
+    """List the shipped recipes: name, objects, sources with their repositories.
+
+    Any of the names can be given where a command takes RECIPE.
+
+    \b
+    Examples:
+      ninfer-convert recipe list
+      ninfer-convert recipe list --json
+    """
+    from ninfer_convert.recipe.files import shipped_recipes
+    from ninfer_convert.recipe.loader import load_recipe
+
     loaded = [(name, load_recipe(name)) for name in shipped_recipes()]
     if as_json:
         print_json(
@@ -61,7 +79,16 @@ def list_recipes(as_json: bool) -> None:
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def formats(as_json: bool) -> None:
-    """List the nine numeric formats with their layouts and encoders."""
+    """List the nine numeric formats: bits per weight, layout, encoders.
+
+    A recipe names the format of every tensor, and the encoder where there is one to choose. The bits of grouped
+    formats count their scales; what pads rows is not in them.
+
+    \b
+    Examples:
+      ninfer-convert formats
+      ninfer-convert formats --json
+    """
     rows = [_row(numeric) for numeric in FORMATS.values()]
     if as_json:
         print_json(rows)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.artifact import load_report, report_beside
 from ninfer_convert.cli.options import progress, size_text
 from ninfer_convert.cli.output import say
@@ -25,13 +26,15 @@ def _name_html(context: click.Context, option: click.Parameter, value: str | Non
 
 
 @click.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
+@click.argument("artifact", type=click.Path(path_type=Path), shell_complete=candidates.artifacts)
 @click.option("--html", "output", required=True, metavar="OUT.html", type=click.Path(path_type=Path),
               help="Where to write the page.")
 @click.option("-o", "--output", "misnamed", hidden=True, is_eager=True, expose_value=False, callback=_name_html)
 @click.option("--against", "other", metavar="OTHER", type=click.Path(path_type=Path),
+              shell_complete=candidates.artifacts,
               help="Show a second artifact beside it.")
 @click.option("--report", "report_path", metavar="PATH", type=click.Path(path_type=Path),
+              shell_complete=candidates.json_files,
               help="ARTIFACT's conversion report  [default: the one beside it, if there is one]")
 @click.option("--overwrite", is_flag=True, help="Replace an existing page.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress.")
@@ -44,8 +47,9 @@ def report(
     one the page shows what the artifact itself tells.
 
     \b
-    ninfer-convert report out.ninfer --html out.html
-    ninfer-convert report out.ninfer --html both.html --against smaller.ninfer
+    Examples:
+      ninfer-convert report out.ninfer --html out.html
+      ninfer-convert report out.ninfer --html both.html --against smaller.ninfer
     """
     from ninfer_convert.artifact.reader import Artifact
     from ninfer_convert.page.data import Subject

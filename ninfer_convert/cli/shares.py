@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
+from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import (
     chosen_memory,
     chosen_threads,
@@ -23,18 +24,22 @@ from ninfer_convert.cli.options import (
 )
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
-from ninfer_convert.plan.planner import Plan
-from ninfer_convert.plan.provenance import Outcome, report_json
 from ninfer_convert.run.cluster_env import choose_share
 from ninfer_convert.run.own_files import replace_file
-from ninfer_convert.run.plan_file import PlanFile, plan_file, read_plan_file, write_plan_file
 from ninfer_convert.run.writer import require_output
-from ninfer_convert.source.acquisition import Access
+
+if TYPE_CHECKING:
+    # at run time these load when a command runs, so that its help does not wait for numpy
+    from ninfer_convert.plan.planner import Plan
+    from ninfer_convert.plan.provenance import Outcome
+    from ninfer_convert.run.plan_file import PlanFile
+    from ninfer_convert.source.acquisition import Access
 
 WITH_PLAN = ("plan_name", "shard", "threads", "max_memory", "resume", "no_stats", "quiet", "verbose")
 """The parameters of `run` that a plan file leaves open."""
 
-plan_option = click.option("--plan", "plan_name", required=True, metavar="PLAN.json", help="What `plan -o` wrote.")
+plan_option = click.option("--plan", "plan_name", required=True, metavar="PLAN.json", help="What `plan -o` wrote.",
+                           shell_complete=candidates.json_files)
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="No progress and no summary.")
 
 
@@ -42,6 +47,8 @@ def save_plan(
     made: Plan, path: Path, output: Path, recipe_name: str, prefixes: tuple[str, ...], *, unpinned: bool
 ) -> None:
     """Writes the plan file of an accepted plan."""
+    from ninfer_convert.run.plan_file import plan_file, write_plan_file
+
     file = plan_file(path, made, recipe_name, prefixes, output, unpinned=unpinned)
     if os.path.realpath(path) in map(os.path.realpath, (file.output, file.report)):
         raise UsageError(f"-o {printable(os.fspath(path))} is the plan; name another --output for the artifact")
@@ -62,6 +69,8 @@ def planned_again(
     plan_name: str, access: Access = "headers", *, verbose: bool = False
 ) -> Iterator[tuple[Plan, PlanFile]]:
     """Plans what a plan file says, and requires that it is the same conversion still."""
+    from ninfer_convert.run.plan_file import read_plan_file
+
     file = read_plan_file(plan_name)
     sources = tuple(f"{name}={place}" for name, place in file.sources.items())
     inputs = tuple(f"{name}={place}" for name, place in file.inputs.items())
@@ -76,14 +85,17 @@ def planned_again(
 def prepare(plan_name: str, quiet: bool) -> None:
     """Make the part file that the shares of a plan are written into.
 
-    Do this once, before any share is run. To do it again changes nothing.
+    Do this once, before any share is run, on a file system that all machines see. To do it again changes nothing.
+    --shard auto takes I and N from Slurm, Kubernetes, PBS or LSF.
 
     \b
-    ninfer-convert plan RECIPE --source ./checkpoint -o plan.json --output out.ninfer
-    ninfer-convert prepare --plan plan.json
-    ninfer-convert run --plan plan.json --shard 0/2      on one machine
-    ninfer-convert run --plan plan.json --shard 1/2      on another one
-    ninfer-convert finalize --plan plan.json
+    Examples:
+      ninfer-convert plan my.yaml --source ./my-model -o plan.json \\
+          --output my.ninfer
+      ninfer-convert prepare --plan plan.json
+      ninfer-convert run --plan plan.json --shard 0/2    # on one machine
+      ninfer-convert run --plan plan.json --shard 1/2    # on another one
+      ninfer-convert finalize --plan plan.json
     """
     from ninfer_convert.run import shares
     from ninfer_convert.run.finalize import is_published
@@ -153,7 +165,12 @@ def finalize(plan_name: str, threads: int | None, max_memory: str | None, quiet:
     """Check what the shares of a plan have written, and publish it.
 
     Every byte is read and compared with what the share that made it says. What is missing or wrong is named, with
-    the share to run again. To do it again when all is published changes nothing.
+    the share to run again. To do it again when all is published changes nothing. The artifact appears with its
+    conversion report beside it, and its SHA-256 goes to standard output.
+
+    \b
+    Examples:
+      ninfer-convert finalize --plan plan.json
     """
     from ninfer_convert.run import finalize as finalizing
 
@@ -188,6 +205,8 @@ def finalize(plan_name: str, threads: int | None, max_memory: str | None, quiet:
 
 
 def _report(made: Plan, outcome: Outcome, workers: int) -> dict[str, Any]:
+    from ninfer_convert.plan.provenance import report_json
+
     return report_json(made, outcome, threads=workers, command=sys.argv)
 
 
