@@ -31,8 +31,8 @@ from pipeline import planned
 from test_hub import COMMIT, write_model, write_recipe
 
 from ninfer_convert import __version__, allowance
+from ninfer_convert.cli.cluster import workers_of
 from ninfer_convert.cluster import connection, convert, share_task, workers
-from ninfer_convert.cluster.connection import connected
 from ninfer_convert.cluster.interrupts import Interrupts
 from ninfer_convert.cluster.order import Order, ShareEnd, make_order
 from ninfer_convert.cluster.workers import Workers
@@ -477,8 +477,15 @@ def test_a_worker_takes_half_of_what_its_cluster_allows_it(
     assert share_task.worker_memory(limit) == memory << 20
 
 
-def test_a_cluster_of_our_own_takes_the_processors_that_are_allowed_and_no_others_can_reach_it() -> None:
-    with connected("local:2", print) as (client, _):
+def test_a_cluster_of_our_own_takes_what_is_allowed_and_no_others_can_reach_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(allowance, "_cgroup_memory", lambda: 2000 << 20)
+    connect = workers_of("local:2", None)
+    assert connect is not None
+    with connect() as running:
+        client = running.client
+        assert running.memory == 800 << 20
         found = client.nthreads()
         allowed = allowance.allowed_threads()
         assert len(found) == min(2, allowed)

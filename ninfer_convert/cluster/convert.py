@@ -69,7 +69,7 @@ def convert_by_workers(
         workers: they see the sources and the output's directory under the same paths.
         unpinned: as of `make_plan`.
         threads: of one worker process; None: as many as its slots.
-        memory: of one worker process, in bytes; None: what it may have.
+        memory: of one worker process, in bytes; None: that of `workers`.
         checking_threads: how many hash at a time in this process, at the end.
         stats: measure what encoding costs each object.
         resume: go on from what an interrupted run of the same conversion left; else start over.
@@ -87,6 +87,7 @@ def convert_by_workers(
     started = time.monotonic()
     slots = workers.await_any()
     workers.require_version()
+    memory = workers.memory if memory is None else memory
     if memory is not None:
         block_bytes(plan, threads or max(slots.values()), memory)
     if not overwrite and os.path.lexists(output):

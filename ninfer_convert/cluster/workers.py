@@ -43,10 +43,13 @@ class WorkerError(ConvertError):
 
 
 class Workers:
-    """The workers of one client."""
+    """The workers of one client.
 
-    def __init__(self, client: Any, interrupts: Interrupts, tell: Tell) -> None:
-        self.client, self.interrupts, self.tell = client, interrupts, tell
+    `memory` is what each process may have if nothing else is said, in bytes; None where a worker knows it best.
+    """
+
+    def __init__(self, client: Any, interrupts: Interrupts, tell: Tell, memory: int | None = None) -> None:
+        self.client, self.interrupts, self.tell, self.memory = client, interrupts, tell, memory
 
     def slots(self) -> Mapping[str, int]:
         """Returns the slots of every worker there is now, by address.
