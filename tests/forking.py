@@ -165,21 +165,21 @@ def _child(request: Mapping[str, Any], out: int, err: int, log: int) -> None:
     """Is the command line, its streams and the log of its calls in pipes, which no limit on files concerns."""
     sys.stdout, sys.stderr = os.fdopen(os.dup2(out, 1), "w"), os.fdopen(os.dup2(err, 2), "w")
     from ninfer_convert import cli
-    from ninfer_convert.run import convert
+    from ninfer_convert.run import pipeline
 
     for name, value in request["fate"].get("settings", {}).items():
-        setattr(convert, name, value)
+        setattr(pipeline, name, value)
     if "uncounted" in request["fate"]:
         _without_count()
     if "unreserved" in request["fate"]:
         _without_reservation()
-    fate, join = _Fate(request["fate"], log), convert._Run._quiesce
+    fate, join = _Fate(request["fate"], log), pipeline.Pipeline._quiesce
 
     def notice(*arguments: Any) -> None:
         fate.noticed.set()
         join(*arguments)
 
-    convert._Run._quiesce = notice  # type: ignore[method-assign]
+    pipeline.Pipeline._quiesce = notice  # type: ignore[method-assign]
     sys.argv = ["ninfer-convert", *request["arguments"]]
     cli.main()
 

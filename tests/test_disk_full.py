@@ -20,7 +20,7 @@ from pipeline import converted
 
 from ninfer_convert.encode.block_maker import BlockMaker
 from ninfer_convert.errors import OutputError
-from ninfer_convert.run import convert, own_files
+from ninfer_convert.run import own_files, pipeline
 from ninfer_convert.run.writer import PartFile
 
 POINTS = 20
@@ -323,7 +323,7 @@ def test_a_journal_that_cannot_grow_ends_the_run_and_nothing_is_left(
 
     monkeypatch.setattr(os, "write", full)
     monkeypatch.setattr(BlockMaker, "make", patient)
-    monkeypatch.setattr(convert, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(pipeline, "FLUSH_BYTES", 1)
     with pytest.raises(OutputError, match=r"cannot write .*out\.part\.journal \(\d+ bytes\): No space left on device"):
         converted(many.recipe, tmp_path / "out", {"base": many.source})
     assert names(tmp_path) == []

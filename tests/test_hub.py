@@ -529,7 +529,7 @@ def test_a_plan_of_the_hub_is_that_of_the_directory(room: Room) -> None:
 WATCHED = """
 import os, signal, sys, threading, time
 from ninfer_convert import cli
-from ninfer_convert.run import convert
+from ninfer_convert.run import pipeline
 from ninfer_convert.source import remote as remote_source
 
 def die(number):
@@ -559,7 +559,7 @@ def watched_drop(self, file):
         del here[self.name, file]
 
 Checkpoint.bring, Checkpoint.drop = watched_bring, watched_drop
-convert.FLUSH_SECONDS = 0
+pipeline.FLUSH_SECONDS = 0
 sys.argv[0] = "ninfer-convert"
 code = cli._run()
 print(f"most {most} count {count}")

@@ -22,11 +22,12 @@ from ninfer_convert.plan.budget import block_bytes
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome
 from ninfer_convert.run.cluster_env import MAX_SHARES
-from ninfer_convert.run.convert import BeforePublish, Progress
+from ninfer_convert.run.convert import BeforePublish
 from ninfer_convert.run.cuts import Share, cut, stored_ranges
 from ninfer_convert.run.finalize import finalize, remove_journals
 from ninfer_convert.run.journal import journal_path
 from ninfer_convert.run.own_files import OPEN_FLAGS, is_at
+from ninfer_convert.run.pipeline import Progress
 from ninfer_convert.run.share_file import ShareFile
 from ninfer_convert.run.share_journal import share_journals
 from ninfer_convert.run.shares import part_path, prepare

@@ -19,12 +19,13 @@ from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import OutputError, PlanError, UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome, plan_identity
-from ninfer_convert.run.convert import BeforePublish, Progress
+from ninfer_convert.run.convert import BeforePublish
 from ninfer_convert.run.cuts import Share, cut, stored_ranges
 from ninfer_convert.run.digests import Digests, Range, take_digests
 from ninfer_convert.run.intervals import Intervals
 from ninfer_convert.run.journal import journal_path, remove_journal
 from ninfer_convert.run.own_files import OPEN_FLAGS, is_own
+from ninfer_convert.run.pipeline import Progress
 from ninfer_convert.run.share_journal import (
     Segment,
     read_share_journal,

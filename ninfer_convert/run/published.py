@@ -16,8 +16,8 @@ from ninfer_convert.artifact.container import MAX_REPORT_BYTES
 from ninfer_convert.errors import printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome, report_json
-from ninfer_convert.run.convert import Progress
 from ninfer_convert.run.finalize import is_published, published_digests
+from ninfer_convert.run.pipeline import Progress
 
 _MEMBERS = ("schema", "artifact", "totals", "objects")
 

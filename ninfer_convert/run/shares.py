@@ -25,11 +25,11 @@ from ninfer_convert.plan.block import BLOCK_BYTES
 from ninfer_convert.plan.block import stored_ranges as block_ranges
 from ninfer_convert.plan.planner import Plan, PlannedResource
 from ninfer_convert.plan.provenance import plan_identity
-from ninfer_convert.run.convert import FLUSH_BYTES, FLUSH_SECONDS, HASH_BYTES, Progress
 from ninfer_convert.run.cuts import Share, stored_ranges
 from ninfer_convert.run.intervals import Intervals
 from ninfer_convert.run.journal import Journal, differences, journal_path, read_journal, remove_journal
 from ninfer_convert.run.own_files import PART_SUFFIX
+from ninfer_convert.run.pipeline import FLUSH_BYTES, FLUSH_SECONDS, HASH_BYTES, Progress
 from ninfer_convert.run.share_file import ShareFile
 from ninfer_convert.run.share_journal import Segment, ShareJournal, share_journals
 from ninfer_convert.run.tasks import Task, Tasks
