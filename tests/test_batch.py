@@ -10,9 +10,11 @@ from typing import Any
 
 import dask_tools
 import pytest
-from case_tools import Case, Ran, command, entry, filled, finish, interrupted_command, run_cli, start
+from case_tools import Case, Ran, command, entry, filled, finish, interrupted_command, run_cli, spawn, start
 from commands import source_arguments
+from hub_server import Repo, client_environment, serving
 from miniatures import Miniatures
+from test_hub import write_model, write_recipe
 
 from ninfer_convert.run.jobs import Job, read_jobs
 
@@ -237,6 +239,18 @@ def test_what_run_has_made_counts_too_wherever_its_parts_lie_now(batch: Batch) -
     assert ended.code == 0
     (batch.root / "source").rename(batch.root / "moved")
     assert batch.write(job("a", source="moved")).document()["totals"]["complete"] == 1
+
+
+@pytest.mark.parametrize("stream", ["true", "false"])
+def test_what_was_made_from_the_hub_counts_too(stream: str, batch: Batch) -> None:
+    """The first run reads values; whether that is proven is told by headers alone."""
+    write_recipe(batch.root / "hub.yaml")
+    with serving(n=Repo(write_model(batch.root / "model"))) as hub:
+        environment = client_environment(hub, batch.root / "home")
+        batch.write(f"{{recipe: hub.yaml, source: hf://o/n, output: out, stream: {stream}}}")
+        for told in ("1 job: 1 written", "1 job: 1 complete already"):
+            ended = spawn("batch", batch.path, environment=environment)
+            assert (ended.code, ended.err.splitlines()[-1]) == (0, told)
 
 
 def spoil_artifact(batch: Batch) -> None:
