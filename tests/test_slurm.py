@@ -16,7 +16,7 @@ from miniatures import ROOT
 pytestmark = pytest.mark.slurm
 
 SUBMIT = ROOT / "scripts" / "cluster" / "slurm_submit.sh"
-SECONDS = 180
+SECONDS = 600
 
 
 INTERRUPTED = """
