@@ -406,7 +406,7 @@ def test_one_command_at_a_time_gives_out_the_shares(given: Given, made: Plan, pl
 
 @pytest.mark.parametrize(
     ("payload", "count", "shares"),
-    [(0, 2, 2), (64 << 20, 2, 2), (400 << 20, 2, 6), (4 << 30, 2, 8), (1 << 40, 4000, 9999)],
+    [(0, 2, 2), (64 << 20, 2, 2), (400 << 20, 2, 6), (4 << 30, 2, 16), (4 << 30, 10, 40), (1 << 40, 4000, 9999)],
 )
 def test_shares_are_a_few_for_each_worker_and_not_too_small(
     payload: int, count: int, shares: int, made: Plan
@@ -697,6 +697,15 @@ def test_what_is_no_cluster_is_refused(
     assert ended.code == code
     assert ended.errors[0].startswith(f"error: {told}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"address": 7}', "[]"])
+def test_a_file_that_no_scheduler_has_written_is_refused(text: str, many: ManyObjects, tmp_path: Path) -> None:
+    place = tmp_path / "scheduler.json"
+    place.write_text(text, encoding="utf-8")
+    ended = run_cli(*many.arguments(tmp_path / "out"), "--dask", place)
+    assert ended.code == 2
+    assert ended.errors[0].startswith(f"error: --dask {place}: this is no address of a scheduler")
 
 
 def test_without_dask_the_message_says_how_to_install_it(

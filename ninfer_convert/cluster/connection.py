@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -20,6 +21,8 @@ from ninfer_convert.errors import OutputError, UsageError, printable
 
 CONNECT_SECONDS = 30
 LOCAL = "local:"
+MAX_FILE_BYTES = 1 << 20
+"""Of what a scheduler writes about itself."""
 
 WORKER_DEATHS = 10
 """In a cluster of our own: so many may die under one share before it is given up; Dask's own 3 is soon reached when
@@ -88,18 +91,29 @@ def _allowed(workers: int, tell: Tell) -> int:
 def _client_of(place: str) -> Iterator[Any]:
     from distributed import Client
 
-    options = {"scheduler_file": place} if os.path.isfile(place) else {"address": place}
     try:
-        client = Client(**options, timeout=CONNECT_SECONDS, set_as_default=False, name="ninfer-convert")
+        address = _address(place)
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, name="ninfer-convert")
     except OSError as error:
         raise OutputError(f"--dask {printable(place)}: no scheduler answers: {error}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(
             f"--dask {printable(place)}: this is no address of a scheduler, such as tcp://host:8786, no file that a "
             "scheduler has written, and not local:N"
         ) from error
     with client:
         yield client
+
+
+def _address(place: str) -> str:
+    """Returns the address of a scheduler: the place itself, or what the scheduler has written to a file there."""
+    if not os.path.isfile(place):
+        return place
+    with open(place, "rb") as file:
+        address = json.loads(file.read(MAX_FILE_BYTES))["address"]
+    if not isinstance(address, str):
+        raise TypeError("no text")
+    return address
 
 
 @contextlib.contextmanager

@@ -36,6 +36,9 @@ from ninfer_convert.run.writer import NO_LOCKS, PartFile
 SHARES_PER_WORKER = 4
 """So that the last ones end at about the same time, and a death costs little."""
 
+MIN_SHARES = 16
+"""For workers that join later, as those of a batch system do."""
+
 SHARE_BYTES = 64 << 20
 """Smaller shares are not worth the planning, unless workers would have none."""
 
@@ -132,7 +135,7 @@ def convert_by_workers(
 
 def share_count(plan: Plan, workers: int) -> int:
     """Returns into how many shares a conversion is cut for so many workers."""
-    wanted = min(workers * SHARES_PER_WORKER, plan.payload_bytes // SHARE_BYTES)
+    wanted = min(max(workers * SHARES_PER_WORKER, MIN_SHARES), plan.payload_bytes // SHARE_BYTES)
     return min(MAX_SHARES, max(workers, wanted))
 
 
