@@ -195,7 +195,12 @@ def test_a_cluster_of_our_own_makes_the_artifact_from_the_hub(tmp_path: Path) ->
         ended = spawn(*words, environment=client_environment(hub, tmp_path / "home"))
     assert ended.code == 0, ended.err
     assert (tmp_path / "out").read_bytes() == (tmp_path / "plain").read_bytes()
-    assert report(tmp_path / "out")["sources"]["base"]["revision"] == COMMIT
+    told, plainly = report(tmp_path / "out"), report(tmp_path / "plain")
+    assert told["sources"]["base"]["revision"] == COMMIT
+    assert [told[name] for name in ("artifact", "objects", "totals", "warnings")] == [
+        plainly[name] for name in ("artifact", "objects", "totals", "warnings")
+    ]
+    assert not any("no value of it was read" in note for note in told["notes"])
 
 
 def test_an_output_is_replaced_only_when_told(given: Given, plain: Path) -> None:

@@ -40,6 +40,9 @@ FLOAT_DTYPES = ("BF16", "F16", "F32")
 SMALL_VALUE_BYTES = 1024
 """Values up to this size are read and checked while planning."""
 
+HEADERS_ALONE = "planned from headers alone; no value of it was read"
+"""How the note about such a source ends."""
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +207,7 @@ class _Planner:
         )
         for name, checkpoint in self.sources.items():
             if not checkpoint.has_values:
-                findings.notes.append(f"source {name}: planned from headers alone; no value of it was read")
+                findings.notes.append(f"source {name}: {HEADERS_ALONE}")
         notes = (*findings.notes, *dict.fromkeys(self.binder.notes))
         return Plan(
             self.recipe,

@@ -23,7 +23,7 @@ from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import RAW_BYTES
-from ninfer_convert.plan.planner import Plan, PlannedObject, PlannedResource, PlannedTensor
+from ninfer_convert.plan.planner import HEADERS_ALONE, Plan, PlannedObject, PlannedResource, PlannedTensor
 from ninfer_convert.plan.transform import Words
 from ninfer_convert.plan.value import constants
 from ninfer_convert.recipe.expression import Shortlist
@@ -221,7 +221,8 @@ def report_json(plan: Plan, outcome: Outcome, *, threads: int, command: Sequence
         },
         "totals": totals(plan),
         "objects": objects,
-        "notes": list(plan.notes),
+        # The process that planned may have read no values; those that encoded have.
+        "notes": [note for note in plan.notes if not note.endswith(HEADERS_ALONE)],
         "warnings": list(plan.warnings),
         "waived": list(plan.waived),
         "run": {
