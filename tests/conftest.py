@@ -16,9 +16,10 @@ settings.load_profile("repeatable")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # Full-scale runs take minutes and tens of gigabytes, a browser is no Python package: only -m asks for them.
+    # Full-scale runs take minutes and tens of gigabytes; a browser and other shells are no Python packages. Only -m
+    # asks for them.
     if not config.option.markexpr:
-        config.option.markexpr = "not heavy and not browser and not slurm"
+        config.option.markexpr = "not heavy and not browser and not shells and not slurm"
 
 
 @pytest.fixture(scope="session")

@@ -53,7 +53,8 @@ def artifacts(context: click.Context, parameter: click.Parameter, incomplete: st
 
 def places(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes `[NAME=]SOURCE` of checkpoints without a recipe."""
-    return _place("", incomplete)
+    name, equals, where = incomplete.rpartition("=")
+    return _place(f"{name}{equals}", where)
 
 
 def sources(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -80,13 +81,13 @@ def inputs(context: click.Context, parameter: click.Parameter, incomplete: str) 
 
 def artifact_objects(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes the name of an object of the artifact on the line, a part at a time."""
-    records = _records(context.params.get("artifact"))
+    records = _records(_given(context, "artifact"))
     return _parts({record.name: getattr(record, "format", record.kind) for record in records}, incomplete)
 
 
 def artifact_tensors(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes the name of a tensor of the artifact on the line, a part at a time."""
-    records = _records(context.params.get("artifact"))
+    records = _records(_given(context, "artifact"))
     tensors = {record.name: record.format for record in records if hasattr(record, "format")}
     return _parts(tensors, incomplete)
 
@@ -102,7 +103,7 @@ def recipe_objects(context: click.Context, parameter: click.Parameter, incomplet
 def settings(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Completes `GLOB=FORMAT`: a tensor of the recipe on the line, then the formats that it can have."""
     tensors = _tensors(_recipe(context))
-    glob, equals, begun = incomplete.partition("=")
+    glob, equals, begun = incomplete.rpartition("=")
     if not equals:
         return _parts({f"{name}=": f"now {spec.format}" for name, spec in tensors.items()}, incomplete)
     return [
@@ -134,11 +135,21 @@ def words(*known: str) -> Completer:
 # -- what is on the line --------------------------------------------------------------------------------------
 
 
+def _given(context: click.Context, name: str) -> Any:
+    """Returns what stands before the cursor for a parameter, None if nothing does."""
+    value = context.params.get(name)
+    if value is None:
+        # click gives up on arguments when the value of the last option is missing, as it is while it is typed.
+        arguments = [parameter.name for parameter in context.command.params if isinstance(parameter, click.Argument)]
+        value = dict(zip(arguments, context.args, strict=False)).get(name)
+    return value
+
+
 def _recipe(context: click.Context) -> Recipe | None:
     """Returns the recipe that stands before the cursor, if it can be loaded."""
     from ninfer_convert.recipe.loader import load_recipe
 
-    name = context.params.get("recipe_name")
+    name = _given(context, "recipe_name")
     if name:
         with contextlib.suppress(ConvertError, OSError):
             return load_recipe(os.path.expanduser(name))
@@ -176,13 +187,13 @@ def _possible(glob: str, tensors: Mapping[str, TensorSpec]) -> dict[str, str]:
     from ninfer_convert.recipe.globs import Globs
 
     matched = [tensors[name] for name in Globs().matching(glob, tensors) or ()]
-    found = {}
-    for name, numeric in FORMATS.items():
+    found: dict[str, str] = {}
+    for name, numeric in FORMATS.items() if matched else ():
         with contextlib.suppress(LayoutError):
             for spec in matched:
                 geometry(numeric, spec.shape)
             if numeric.kind != "block-scaled":
-                present = matched and {spec.format for spec in matched} == {name}
+                present = {spec.format for spec in matched} == {name}
                 found[name] = "as it is now" if present else ""
     return found
 

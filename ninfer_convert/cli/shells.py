@@ -41,7 +41,7 @@ _ninfer_convert_completion() {
     local line text
     for line in "${(@f)$(env COMP_WORDS="${(F)words}" COMP_CWORD=$((CURRENT - 1)) \
         _NINFER_CONVERT_COMPLETE=zsh_complete $words[1] 2>/dev/null)}"; do
-        fields=("${(@s:	:)line}")
+        fields=("${(@ps:\t:)line}")
         case $fields[1] in
             dir|file)
                 # what stands before the path, such as NAME=
