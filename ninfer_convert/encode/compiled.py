@@ -95,7 +95,7 @@ def _flat(argument: Any) -> Sequence[Any]:
     if isinstance(argument, int | float):
         return (argument,)
     # Nothing owns it and nothing is its parent, as far as numba is concerned.
-    data = argument.ctypes.data
+    data = argument.__array_interface__["data"][0]
     return (None, None, argument.size, argument.itemsize, data, *argument.shape, *argument.strides)
 
 
