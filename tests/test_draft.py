@@ -322,6 +322,35 @@ def test_names_of_many_parts_are_no_trouble(tmp_path: Path, length: int) -> None
     assert plan.used["base"] == set(names)
 
 
+def test_long_members_of_a_config_are_not_pinned(tmp_path: Path) -> None:
+    config = {"model_type": "t" * 1025, "architectures": ["a" * 1024]}
+    place = write_hollow(tmp_path / "model", {"w": ("F32", (2,))}, config=config)
+    draft = drafted(place)
+    assert "model_type" not in draft.text
+    assert f"      architectures: [{'a' * 1024}]\n" in draft.text
+    planned(draft, tmp_path, place)
+
+
+def test_a_stack_with_a_wide_gap_is_listed(tmp_path: Path) -> None:
+    names = [f"l.{index}.w" for index in (0, 1, 2, 999999999)]
+    place = write_hollow(tmp_path / "model", dict.fromkeys(names, ("F32", (2,))))
+    draft = drafted(place)
+    assert "  l: [0, 1, 2, 999999999]\n" in draft.text
+    assert planned(draft, tmp_path, place).used["base"] == set(names)
+
+
+ODD_WORDS = ("no", "Yes", "on", "y", "n", "null", "true", "0", "00", "_", "_0", "a_0", "a_no", "é")
+
+
+@pytest.mark.parametrize("word", ODD_WORDS)
+def test_stacks_and_variables_are_words_that_a_recipe_can_say(tmp_path: Path, word: str) -> None:
+    names = [f"{word}.{index}.{inner}.{deep}.w" for index in range(3) for inner in "ab" for deep in range(3)]
+    place = write_hollow(tmp_path / "model", dict.fromkeys(names, ("F32", (2,))))
+    draft = drafted(place)
+    assert draft.text.count("for:") == 3
+    assert planned(draft, tmp_path, place).used["base"] == set(names)
+
+
 def test_a_name_that_is_too_long_to_be_written_is_ignored_by_its_beginning(tmp_path: Path) -> None:
     names = ["x" * 5000, "y[" * 2000, ".".join("z" * 3000), "plain"]
     place = write_hollow(tmp_path / "model", dict.fromkeys(names, ("F32", (2,))))

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ninfer_convert.draft.text import comment, scalar
+from ninfer_convert.recipe.scope import MAX_TEXT
 from ninfer_convert.source.checkpoint import Checkpoint
 from ninfer_convert.source.files import SUFFIX, WEIGHTS
 from ninfer_convert.source.quantization import quantization_methods
@@ -127,5 +128,5 @@ def _is_simple(value: object) -> bool:
         return 0 < len(value) <= 8 and all(map(_is_simple, value))
     if isinstance(value, str):
         # A placeholder would be filled in.
-        return value.isprintable() and "<" not in value
+        return value.isprintable() and "<" not in value and len(value) <= MAX_TEXT
     return isinstance(value, bool) or (isinstance(value, int) and abs(value) < 2**63)

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
+from itertools import pairwise
 
 from ninfer_convert.draft.folding import Loop, Node, Parts, is_index
+from ninfer_convert.recipe.yaml_nodes import yaml_reading
 
 Members = tuple[int, ...]
 
@@ -46,9 +48,10 @@ class Sets:
 
     def variable(self, path: Parts, taken: Iterable[str]) -> str:
         """Returns a loop variable that is none of those of the loops around it."""
-        word = self._stacks[path].rpartition("_")[2] or "i"
+        word = self._stacks[path].rpartition("_")[2]
+        word = word if _is_identifier(word) else "i"
         choices = [word[0].lower(), word, *(f"{word}{number}" for number in range(2, 100))]
-        return next(choice for choice in choices if choice not in taken)
+        return next(choice for choice in choices if choice not in taken and _is_identifier(choice))
 
     def lines(self) -> list[str]:
         """Returns the definitions, one on a line."""
@@ -93,7 +96,7 @@ def _progression(members: Members) -> str:
     if len(members) < 3:
         return ""
     step = members[1] - members[0]
-    if members != tuple(range(members[0], members[-1] + 1, step)):
+    if any(after - before != step for before, after in pairwise(members)):
         return ""
     text = f"from: {members[0]}, through: {members[-1]}"
     return "{" + (text if step == 1 else f"{text}, step: {step}") + "}"
@@ -137,4 +140,9 @@ def _name(words: Sequence[str], depth: int) -> str:
 
 def _identifier(text: str) -> str:
     word = _WORD.sub("_", text).strip("_")[:80]
-    return word if re.match("[A-Za-z]", word) else f"set_{word}"
+    return word if _is_identifier(word) else f"set_{word}"
+
+
+def _is_identifier(word: str) -> bool:
+    """Tells whether a word names a set or a variable, and is nothing else to YAML, such as `no` or `null`."""
+    return word[:1].isalpha() and yaml_reading(word) is None
