@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from ninfer_convert.plan.planner import Plan, PlannedTensor, make_plan
 from ninfer_convert.recipe.loader import load_recipe
 from ninfer_convert.source.checkpoint import open_checkpoint
 from ninfer_convert.stand_in.checkpoints import MODELS, StandIn, miniature_recipe, write_demo_checkpoint, write_stand_in
+from ninfer_convert.stand_in.llama import write_llama
 from ninfer_convert.stand_in.resources import TOKENS, model_config, ranking, resources
 from ninfer_convert.stand_in.weights import (
     DEMO,
     FULL,
     MINIATURE,
     MINIATURE_NUMBERS,
+    Weight,
     base_weights,
     line_count,
     quantized_weights,
@@ -535,6 +538,72 @@ def test_script_writes_both_sizes_and_the_recipes_of_the_small_one(tmp_path: Pat
     assert (again.returncode, again.stdout) == (1, "")
     assert again.stderr.startswith("error: ")
     assert "Traceback" not in again.stderr
+
+
+LLAMA_TENSORS = (
+    (r"model\.embed_tokens\.weight|lm_head\.weight", [1024, 256], 2),
+    (r"model\.norm\.weight", [256], 1),
+    (r"L\.(input|post_attention)_layernorm\.weight", [256], 8),
+    (r"L\.self_attn\.[qo]_proj\.weight", [256, 256], 8),
+    (r"L\.self_attn\.[kv]_proj\.weight", [128, 256], 8),
+    (r"L\.mlp\.(gate|up)_proj\.weight", [704, 256], 8),
+    (r"L\.mlp\.down_proj\.weight", [256, 704], 4),
+)
+
+
+def test_the_llama_has_the_tensors_of_its_family_in_two_shards(tmp_path: Path) -> None:
+    write_llama(tmp_path / "llama")
+    found = headers(tmp_path / "llama")
+    for pattern, shape, count in LLAMA_TENSORS:
+        names = [name for name in found if re.fullmatch(pattern.replace("L", r"model\.layers\.[0-3]"), name)]
+        assert [found[name][:2] for name in names] == [("BF16", shape)] * count, pattern
+    assert sum(count for *_, count in LLAMA_TENSORS) == len(found)
+    index = json.loads((tmp_path / "llama" / "model.safetensors.index.json").read_bytes())
+    assert index["weight_map"] == {name: place for name, (_, _, place) in found.items()}
+    assert len(set(index["weight_map"].values())) == 2
+    config = json.loads((tmp_path / "llama" / "config.json").read_bytes())
+    assert (config["model_type"], config["hidden_size"], config["num_hidden_layers"]) == ("llama", 256, 4)
+
+
+def test_equal_seeds_give_equal_llamas(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        write_llama(tmp_path / name, seed)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    before, after = all_words(tmp_path / "a"), all_words(tmp_path / "c")
+    assert not [name for name in before if np.array_equal(before[name], after[name])]
+    with pytest.raises(FileExistsError, match="a"):
+        write_llama(tmp_path / "a")
+
+
+def test_bell_words_are_sums_of_bytes_rounded_to_nearest_even() -> None:
+    weight = Weight("w", (64, 64), "bell", "here", "w")
+    found = seeded_words(weight, 0, 0)
+    bits = hashlib.shake_128(b"0 here w 0").digest(64 * 64 * 8)
+    for place in range(0, 64 * 64, 37):
+        exact = Fraction(2 * sum(bits[8 * place : 8 * place + 8]) - 8 * 255, 2**15)
+        word = int(found[place])
+        near = {other: abs(_bf16(other) - exact) for other in (word - 1, word, word + 1) if 0 <= other < 2**16}
+        assert near[word] == min(near.values())
+        assert word % 2 == 0 or list(near.values()).count(near[word]) == 1
+    values = (found.astype("<u4") << 16).view("<f4")
+    assert abs(float(values.mean())) < 0.001
+    assert 0.0120 < float(values.std()) < 0.0136
+    assert float(np.abs(values).max()) <= 1020 / 2**14
+
+
+def _bf16(word: int) -> Fraction:
+    return Fraction(float(np.array(word << 16, "<u4").view("<f4")))
+
+
+def test_script_writes_the_llama_and_has_it_in_one_size(tmp_path: Path) -> None:
+    words = [sys.executable, RECIPES.parent / "scripts" / "make_checkpoint.py", "llama", tmp_path / "llama"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'llama'}\n"
+    write_llama(tmp_path / "again")
+    assert digests(tmp_path / "llama") == digests(tmp_path / "again")
+    wrong = subprocess.run([*words, "--miniature"], capture_output=True, text=True, check=False)
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "llama has one size; leave --miniature out" in wrong.stderr
 
 
 def planned(recipe_path: Path, made: StandIn, unpinned: bool) -> Plan:

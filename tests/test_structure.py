@@ -153,6 +153,7 @@ ROWS = [
     "stand_in.weights",
     "stand_in.resources",
     "stand_in.checkpoints",
+    "stand_in.llama",
     "demo",
     "doctor",
     "cli",

@@ -81,18 +81,18 @@ def write_stand_in(model: str, directory: Path, scale: Scale = FULL, seed: int =
     full = scale is FULL
 
     config = model_config(scale)
-    _write_json(made.base / "config.json", config)
+    write_json(made.base / "config.json", config)
     for name, content in resources(model, scale, seed, full).items():
         (made.base / name).write_bytes(content)
     base = base_weights(scale, spec.base_repo)
-    _write_shards(made.base, base, FULL_BASE_SHARDS if full else 3, scale, seed)
+    write_shards(made.base, base, FULL_BASE_SHARDS if full else 3, seed, scale.dense)
 
     quantized = quantized_weights(model, scale, spec.quantized_repo, spec.base_repo)
-    _write_json(made.quantized / "config.json", config | {"quantization_config": quantized_config(model, quantized)})
+    write_json(made.quantized / "config.json", config | {"quantization_config": quantized_config(model, quantized)})
     # Not the base's resources: a recipe that takes one from the wrong place must show.
     for name, content in resources(f"{model}/quantized", scale, seed, False).items():
         (made.quantized / name).write_bytes(content)
-    _write_shards(made.quantized, quantized, spec.quantized_shards if full else 1, scale, seed)
+    write_shards(made.quantized, quantized, spec.quantized_shards if full else 1, seed, scale.dense)
 
     made.ranking.write_bytes(ranking(scale, seed))
     return made
@@ -108,12 +108,13 @@ def write_demo_checkpoint(directory: Path) -> StandIn:
     return write_stand_in("qwen3.8-27b", directory, DEMO)
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
+    """Writes a JSON file as checkpoints have it."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _write_shards(directory: Path, weights: Sequence[Weight], shards: int, scale: Scale, seed: int) -> None:
-    """Writes the weight files, and an index where there is more than one."""
+def write_shards(directory: Path, weights: Sequence[Weight], shards: int, seed: int, dense: bool) -> None:
+    """Writes the weight files, and an index where there is more than one; see `write_safetensors`."""
     ordered = sorted(weights, key=lambda weight: weight.name)
     total = sum(weight.nbytes for weight in ordered)
     parts: list[list[Weight]] = [[] for _ in range(shards)]
@@ -125,11 +126,11 @@ def _write_shards(directory: Path, weights: Sequence[Weight], shards: int, scale
     if shards == 1:
         names = ["model.safetensors"]
     for name, part in zip(names, parts, strict=True):
-        write_safetensors(directory / name, part, seed, scale.dense)
+        write_safetensors(directory / name, part, seed, dense)
     if shards > 1:
         owners = {weight.name: name for name, part in zip(names, parts, strict=True) for weight in part}
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(owners.items()))}
-        _write_json(directory / "model.safetensors.index.json", index)
+        write_json(directory / "model.safetensors.index.json", index)
 
 
 def write_safetensors(path: Path, weights: Sequence[Weight], seed: int, dense: bool) -> None:

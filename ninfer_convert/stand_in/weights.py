@@ -110,18 +110,26 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class WordRule:
-    """Words of one kind: random bits, a mask that keeps some of them, a constant added to the rest."""
+    """Words of one kind: random bits, a mask that keeps some of them, a constant added to the rest.
+
+    With `summands`, BF16 values instead that are nearly normal: the sum of so many random bytes, 2^-14 a unit.
+    """
 
     dtype: str
     word: np.dtype[Any]
     mask: int
     base: int
+    summands: int = 0
 
 
 WORDS: Mapping[str, WordRule] = MappingProxyType(
     {
         # Either sign, 2^-13 <= |x| < 2^-5.
         "values": WordRule("BF16", np.dtype("<u2"), 0x83FF, 0x3900),
+        # As weights are spread: mean 0, standard deviation 0.0128, never beyond 0.063.
+        "bell": WordRule("BF16", np.dtype("<u2"), 0, 0, summands=8),
+        # 1 <= x < 2.
+        "gains": WordRule("BF16", np.dtype("<u2"), 0x007F, 0x3F80),
         "code-pairs": WordRule("U8", np.dtype("<u1"), 0xFF, 0),
         "block-scales": WordRule("F8_E4M3", np.dtype("<u1"), 0x7F, 0),
         "fp8-codes": WordRule("F8_E4M3", np.dtype("<u1"), 0xFF, 0),
@@ -142,12 +150,23 @@ def seeded_words(weight: Weight, seed: int, line: int) -> NDArray[Any]:
     """
     rule = WORDS[weight.kind]
     count = math.prod(weight.shape) // line_count(weight)
-    bits = hashlib.shake_128(f"{seed} {weight.origin} {weight.key} {line}".encode()).digest(count * rule.word.itemsize)
+    size = count * (rule.summands or rule.word.itemsize)
+    bits = hashlib.shake_128(f"{seed} {weight.origin} {weight.key} {line}".encode()).digest(size)
+    if rule.summands:
+        return _sums(bits, rule.summands)
     words: NDArray[Any] = (np.frombuffer(bits, rule.word) & rule.word.type(rule.mask)) + rule.word.type(rule.base)
     if rule.dtype == "F8_E4M3":
         # 0x7f and 0xff are the NaN words.
         words = np.where((words & 0x7F) == 0x7F, words - rule.word.type(1), words)
     return words.astype(rule.word, copy=False)
+
+
+def _sums(bits: bytes, summands: int) -> NDArray[Any]:
+    """Returns BF16 words, one for so many bytes: their sum with its mean taken away, rounded to nearest even."""
+    drawn = np.frombuffer(bits, np.uint8).reshape(-1, summands).sum(axis=1, dtype=np.int32)
+    exact = ((drawn * 2 - 255 * summands).astype("<f4") * np.float32(2**-15)).view("<u4")
+    rounded: NDArray[Any] = ((exact + 0x7FFF + ((exact >> 16) & 1)) >> 16).astype("<u2")
+    return rounded
 
 
 WHOLE_BYTES = 128 * 1024
