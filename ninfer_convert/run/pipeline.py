@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,7 +57,9 @@ class _Shared:
     """Blocks of each object not written yet."""
     next_task: Task | None = None
     """Drawn, and not begun because its shards are still on their way."""
-    lock: threading.Condition = field(default_factory=threading.Condition)
+    lock: threading.Condition = field(init=False)
+    mutex: Any = field(default_factory=threading.RLock)
+    """Of `lock`. No interrupt can come between its being taken or given back and the `with` statement."""
     to_hash: deque[int] = field(default_factory=deque)
     """Finished objects whose digest nobody takes yet."""
     to_hash_bytes: int = 0
@@ -74,6 +77,9 @@ class _Shared:
     running: int = 0
     """Workers that have not returned."""
     error: BaseException | None = None
+
+    def __post_init__(self) -> None:
+        self.lock = threading.Condition(self.mutex)
 
 
 class Pipeline:
@@ -194,7 +200,7 @@ class Pipeline:
         self.stop.set()
         while True:
             with contextlib.suppress(KeyboardInterrupt):
-                with self.shared.lock:
+                with self.shared.mutex:
                     is_busy = self.shared.writing or self.shared.hashing
                 if not is_busy and not any(thread.is_alive() for thread in awaited):
                     return
@@ -337,15 +343,16 @@ class Pipeline:
         """Hashes the whole file in order, object by object as they become complete, and them if no worker does."""
         scratch, shared = np.empty(HASH_BYTES, np.uint8), self.shared
         for index, item in enumerate(self.plan.objects):
+            begin = self.plan.payload_offset + item.offset
+            # Nobody else waits for what is in front of an object.
+            for piece in self._read_back(shared.chased, begin, scratch):
+                self._chased(piece)
             with shared.lock:
                 while shared.pending[index] and not self._stopped():
                     shared.lock.wait(POLL_SECONDS)
                 is_mine = index in shared.to_hash and not self._stopped()
                 if is_mine:
                     self._claim(index)
-            begin = self.plan.payload_offset + item.offset
-            for piece in self._read_back(shared.chased, begin, scratch):
-                self._chased(piece)
             digest, taken = hashlib.sha256(), None
             try:
                 for piece in self._read_back(begin, begin + item.nbytes, scratch):
@@ -378,10 +385,9 @@ class Pipeline:
             if self.tasks.release_behind:
                 part.release(0, chased)
 
-
     def _reserve(self) -> None:
         """Reserves the space ahead of the workers."""
-        while self.part is not None and self.part.reserve_more() and not self._stopped():
+        while self.part is not None and not self._stopped() and self.part.reserve_more():
             pass
 
 
