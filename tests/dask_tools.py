@@ -139,10 +139,15 @@ def behave() -> None:
     os.pwrite = _real_pwrite
 
 
-def die_at(call: int, journals: Path) -> None:
-    """Lets this process be killed in the middle of its nth write, when a journal of that directory has claims."""
+def die_at(call: int, journals: Path, once: Path) -> None:
+    """Lets this process be killed in the middle of its nth write, when a journal of that directory has claims.
+
+    Of all that are armed only one dies: the first to make the file `once`.
+    """
 
     def fate(fd: int, data: Any, offset: int) -> None:
+        if not _is_first(once):
+            return
         _real_pwrite(fd, data[: len(data) // 2], offset)
         _await(lambda: any(_has_claims(path) for path in journals.glob("*.journal.*")))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -168,17 +173,28 @@ def fail_always() -> None:
     os.pwrite = fail
 
 
-def signal_at(call: int, number: int, process: int) -> None:
-    """Sends a signal to a process at the nth write, and goes on when the run has been stopped."""
+def signal_at(call: int, number: int, process: Path, once: Path) -> None:
+    """Sends a signal to the process that a file names at the nth write, and goes on when the run has been stopped."""
 
     def fate(*_: Any) -> None:
         from ninfer_convert.cluster import share_task
 
+        if not _is_first(once):
+            return
         before = set(share_task._stopped)
-        os.kill(process, number)
+        _await(process.exists)
+        os.kill(int(process.read_text(encoding="utf-8")), number)
         _await(lambda: share_task._stopped != before)
 
     _arm(call, fate)
+
+
+def _is_first(once: Path) -> bool:
+    try:
+        once.open("x").close()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _has_claims(journal: Path) -> bool:
