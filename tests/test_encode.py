@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from oracle import casts, fast
 from oracle.binary import OracleError
 
+from ninfer_convert.encode import interface
 from ninfer_convert.encode.rows import SOURCE_DTYPES, encode_rows
 from ninfer_convert.errors import EncodeError
 from ninfer_convert.formats import FP8_E4M3FN_ROW_BF16S, NVFP4, Q4G64_F16S, Q5G64_F16S, Q6G64_F16S, W8G32_F16S
@@ -368,6 +369,14 @@ def test_a_read_only_plane_is_refused_and_read_only_words_are_not():
     planes["base"].flags.writeable = False
     with pytest.raises(ValueError, match="plane base is read-only; it is to be written"):
         encode_rows(Q4G64_F16S, "BF16", words, planes)
+
+
+def test_a_read_only_loss_is_refused_and_stays_as_it_is():
+    loss = np.zeros(interface.LOSS_WORDS, np.int64)
+    loss.flags.writeable = False
+    with pytest.raises(ValueError, match="loss is read-only; it is to be written"):
+        encode_rows(Q4G64_F16S, "BF16", bf16_matrix(2, 64), new_planes(Q4G64_F16S, 2, 64), loss)
+    assert not loss.any()
 
 
 def test_the_scratch_of_a_call_is_small():

@@ -5,6 +5,7 @@ import json
 import random
 from fractions import Fraction
 
+import ml_dtypes
 import numba
 import numpy as np
 import pytest
@@ -117,6 +118,23 @@ def test_values_near_the_largest_bf16_have_a_finite_loss_in_fp8():
     assert loss.figures(128)["relative_l2"] == pytest.approx(wanted.relative_error, rel=2e-6)
 
 
+@pytest.mark.parametrize("power", [0, -126, -127, 118])
+def test_what_a_format_can_represent_has_no_loss(power):
+    """As when the source is FP8 that was decoded: every value is a code times its row's scale, whatever that is."""
+    rng = np.random.default_rng(13)
+    codes = rng.integers(0, 0x7F, (60, 300), np.uint8) | rng.integers(0, 2, (60, 300), np.uint8) << np.uint8(7)
+    codes[:, 17] = 0x7E
+    # All significands that a multiplier can have, but for those that are too small for a reciprocal.
+    significands = (1 + rng.permutation(120)[:60] / 128).astype(np.float32) if power != -127 else 1
+    scales = np.broadcast_to(np.float32(2.0**power) * significands, (60,)).astype(np.float32)
+    values = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float32) * scales[:, None]
+    loss, planes = measured(FP8, "F32", values.view("<u4"))
+    assert planes["code"].tolist() == codes.tolist()
+    figures = loss.figures(300)
+    assert (loss.noise, figures["relative_l2"], figures["sqnr_db"], figures["max_error_at"]) == (0, 0, None, None)
+    assert figures["rms"] == pytest.approx(np.sqrt(np.mean(np.square(values.astype(np.float64)))), rel=2e-6)
+
+
 @pytest.mark.parametrize("name", ENCODED)
 def test_the_first_of_equal_largest_errors_is_named(name):
     values = np.zeros((3, 256), np.float32)
@@ -178,6 +196,10 @@ def test_a_loss_reads_back_from_json():
         {"zero_groups": True},
         {"elements": 1.0},
         {"largest_word": 0x7F800000},
+        {"noise": "1" + "0" * 200},
+        {"signal": "1" + "0" * 300},
+        {"elements": 1 << 64},
+        {"largest_at": 640},
         {"more": 1},
     ],
 )

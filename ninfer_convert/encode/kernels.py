@@ -57,6 +57,8 @@ _E4M3_STEP, _E4M3_CLIPPED_ABOVE = np.float32(2.0**-9), np.float32(464)
 _TINY_WORD = np.uint32((127 - 40) << 23)
 """Squares of values below 2^-40 may be too small for binary32."""
 
+_LARGEST_POWER_WORD = np.uint32(254 << 23)
+
 Array = npt.NDArray[Any]
 Widen = Callable[[Any], np.uint32]
 """What makes a binary32 word of a source word."""
@@ -493,22 +495,27 @@ def _fp8_encoder(mask: Any, to_f32: Widen, any_to_f32: Widen) -> Any:
         words: Array,
         codes: Array,
         scale: np.float32,
-        inverse: np.float32,
         values: Array,
         errors: Array,
         lanes: Array,
         place: int,
         loss: Array,
     ) -> None:
-        """Adds the loss of a row. Values and errors are in units of the scale, so that no square is too large."""
+        """Adds the loss of a row. Values and errors are in units of the power of two in the scale, so that no square
+        is too large, and that a value which its code represents exactly has no error.
+        """
+        exponent = np.uint32(np.float32(scale).view(np.uint32) & _F32_INFINITY)
+        to_units = _as_f32(np.uint32(_LARGEST_POWER_WORD - exponent))
+        significand = np.float32(scale * to_units)
         for begin in range(0, words.size, SEGMENT):
             source, stored = words[begin : min(words.size, begin + SEGMENT)], codes[begin:]
             for i in range(source.size):
-                value = np.float32(_as_f32(to_f32(source[i])) * inverse)
+                value = np.float32(_as_f32(to_f32(source[i])) * to_units)
                 values[i] = value
-                errors[i] = np.float32(value - _e4m3_to_f32(stored[i]))
+                # The product is exact: code and significand are short.
+                errors[i] = np.float32(value - np.float32(_e4m3_to_f32(stored[i]) * significand))
             value_words = values[: source.size].view(np.uint32)
-            add(value_words, errors, np.float64(scale), False, lanes, place + begin, loss)
+            add(value_words, errors, np.float64(1) / np.float64(to_units), False, lanes, place + begin, loss)
 
     def encode(
         words: Array, code: Array, scale: Array, values: Array, errors: Array, lanes: Array, loss: Array
@@ -542,7 +549,7 @@ def _fp8_encoder(mask: Any, to_f32: Widen, any_to_f32: Widen) -> Any:
                 if loss.size:
                     if np.float32(_as_f32(maximum) * inverse) > _E4M3_CLIPPED_ABOVE:
                         loss[CLIPPED_GROUPS] += 1
-                    add_loss(source, target, scale_value, inverse, values, errors, lanes, row * words.shape[1], loss)
+                    add_loss(source, target, scale_value, values, errors, lanes, row * words.shape[1], loss)
             scale[row, 0] = np.uint8(scale_word)
             scale[row, 1] = np.uint8(scale_word >> np.uint32(8))
         return -1

@@ -89,8 +89,12 @@ class Loss:
             return None
         loss = cls(**{**found, **sums})
         numbers = [getattr(loss, name) for name in _MEMBERS]
-        is_sound = all(type(number) is int and number >= 0 for number in numbers)
-        return loss if is_sound and loss.largest_word < 0x7F800000 else None
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            return None
+        # Of larger numbers no figure could be taken.
+        is_sound = loss.elements < 1 << 63 and max(loss.noise, loss.signal) < 1 << 32 * interface.LIMBS
+        is_somewhere = loss.largest_at < max(1, loss.elements)
+        return loss if is_sound and is_somewhere and loss.largest_word < 0x7F800000 else None
 
     def figures(self, columns: int) -> dict[str, Any]:
         """Returns the `stats` of an object of the report: relative L2 error, SQNR in dB, root mean square of the

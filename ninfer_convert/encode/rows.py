@@ -67,6 +67,7 @@ def encode_rows(
         loss = _NO_LOSS
     else:
         require_array("loss", loss, np.dtype(np.int64), 1, (interface.LOSS_WORDS,))
+        require_writable("loss", loss)
     scratch = {name: np.empty(length, kind) for name, (kind, length) in interface.SCRATCH.items()}
     if isinstance(numeric, RowScaledFormat):
         bad_row = KERNELS[f"encode_fp8_rows_{dtype.lower()}"](
@@ -113,8 +114,13 @@ def require_plane(planes: Mapping[str, Plane], name: str, shape: tuple[int, int]
     if name not in planes:
         raise ValueError(f"plane {name} is missing; the layout has it")
     require_array(f"plane {name}", planes[name], np.dtype(np.uint8), 2, shape)
-    if not planes[name].flags.writeable:
-        raise ValueError(f"plane {name} is read-only; it is to be written")
+    require_writable(f"plane {name}", planes[name])
+
+
+def require_writable(name: str, array: Array) -> None:
+    """Raises unless array can be written."""
+    if not array.flags.writeable:
+        raise ValueError(f"{name} is read-only; it is to be written")
 
 
 def _values(dtype: str, words: Array) -> Array:
