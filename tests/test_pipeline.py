@@ -13,10 +13,13 @@ import pytest
 from case_tools import Case, entry, filled
 from pipeline import planned
 
+from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import OutputError
 from ninfer_convert.plan.planner import Plan
-from ninfer_convert.run import pipeline
+from ninfer_convert.run import pipeline, shares
 from ninfer_convert.run.pipeline import Pipeline
+from ninfer_convert.run.share_journal import Segment
+from ninfer_convert.run.shares import _Flusher
 from ninfer_convert.run.tasks import Tasks
 from ninfer_convert.run.writer import PartFile
 
@@ -117,3 +120,60 @@ def test_an_interrupt_as_the_lock_is_taken_or_given_back_does_not_keep_it(
     other.start()
     other.join()
     assert found == [True]
+
+
+# -- shares ---------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A share's part file and journal that remember what they were told."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.recorded = threading.Event()
+
+    def sync(self) -> None:
+        self.calls.append("sync")
+
+    def record(self, segments: Any, losses: Any) -> None:
+        self.calls.append((list(segments), dict(losses)))
+        self.recorded.set()
+
+    def release(self, begin: int, end: int) -> None:
+        self.calls.append(("release", begin, end))
+
+
+def flusher(told: Any) -> _Flusher:
+    return _Flusher(told, told, is_releasing=True)
+
+
+def test_a_loss_is_kept_though_the_last_block_of_its_object_has_no_byte_in_the_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shares, "FLUSH_BYTES", 1)
+    told, segment, loss = Recorder(), Segment(4096, 8192, "0" * 64), Loss(640, 3, 5)
+    flushing = flusher(told)
+    flushing.add([segment], 4096, {})
+    assert told.recorded.wait(60)
+    flushing.add([], 0, {7: loss})
+    flushing.finish()
+    assert told.calls == ["sync", ([segment], {}), ("release", 4096, 8192), "sync", ([], {7: loss})]
+
+
+@pytest.mark.parametrize("moment", ["__enter__", "__exit__", "notify_all"])
+def test_what_a_share_has_made_is_recorded_though_an_interrupt_comes_at_its_end(
+    monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    told, segment, interrupts = Recorder(), Segment(4096, 8192, "0" * 64), iter([True])
+    flushing, real = flusher(told), getattr(threading.Condition, moment)
+    flushing.add([segment], 4096, {})
+
+    def interrupted(lock: threading.Condition, *arguments: Any) -> Any:
+        is_due = lock is flushing.changed and threading.current_thread() is threading.main_thread()
+        if is_due and next(interrupts, False):
+            raise KeyboardInterrupt
+        return real(lock, *arguments)
+
+    monkeypatch.setattr(threading.Condition, moment, interrupted)
+    flushing.finish()
+    assert told.calls[:2] == ["sync", ([segment], {})]

@@ -311,7 +311,8 @@ class _Flusher:
 
     def __init__(self, part: ShareFile, journal: ShareJournal, *, is_releasing: bool) -> None:
         self.part, self.journal, self.is_releasing = part, journal, is_releasing
-        self.changed = threading.Condition()
+        self.mutex = threading.RLock()
+        self.changed = threading.Condition(self.mutex)
         self.segments: list[Segment] = []
         self.losses: dict[int, Loss] = {}
         self.nbytes = 0
@@ -339,11 +340,12 @@ class _Flusher:
 
     def finish(self) -> None:
         """Returns when everything is on the disk and in the journal."""
-        with self.changed:
-            self.is_ending = True
-            self.changed.notify_all()
         while self.thread.is_alive():
             with contextlib.suppress(KeyboardInterrupt):
+                self.is_ending = True
+                # Not `changed` itself: an interrupt of its Python code would keep it taken.
+                with self.mutex:
+                    self.changed.notify_all()
                 self.thread.join()
         if self.error is not None:
             raise self.error
@@ -358,7 +360,8 @@ class _Flusher:
                     is_ending = self.is_ending
                     batch, self.segments, self.nbytes = self.segments, [], 0
                     losses, self.losses = self.losses, {}
-                if batch:
+                # The last block of an object may have no byte in this share.
+                if batch or losses:
                     self._flush(batch, losses)
         except BaseException as error:
             self.error = error
@@ -366,5 +369,5 @@ class _Flusher:
     def _flush(self, batch: Sequence[Segment], losses: Mapping[int, Loss]) -> None:
         self.part.sync()
         self.journal.record(batch, losses)
-        if self.is_releasing:
+        if batch and self.is_releasing:
             self.part.release(min(each.begin for each in batch), max(each.end for each in batch))
