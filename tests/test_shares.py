@@ -523,8 +523,8 @@ def test_a_plain_run_leaves_a_prepared_file_alone(shared: Shared, many: ManyObje
         ran = run_cli(*many.arguments(shared.output, *extra))
         assert (ran.code, ran.err) == (
             1,
-            f"error: {shared.part} is prepared for a conversion in shares, which `run --plan` and `finalize` complete; "
-            f"remove {shared.part}* to give it up\n",
+            f"error: {shared.part} is prepared for a conversion in shares, which `run --plan` and `finalize` "
+            f"or `run --dask` complete; remove {shared.part}* to give it up\n",
         )
     assert {path.name: path.read_bytes() for path in shared.directory.iterdir()} == before
     with ShareFile(shared.part):

@@ -112,8 +112,8 @@ def _kept(part: PartFile, found: Kept | None, identity: Mapping[str, Any], *, re
     if found is not None and found.shares:
         part.keep()
         raise PlanError(
-            f"{printable(str(part.path))} is prepared for a conversion in shares, which `run --plan` and `finalize` "
-            f"complete; remove {printable(str(part.path))}* to give it up"
+            f"{printable(str(part.path))} is prepared for a conversion in shares, which `run --plan` and `finalize` or "
+            f"`run --dask` complete; remove {printable(str(part.path))}* to give it up"
         )
     if found is None or not resume:
         return None
