@@ -9,6 +9,7 @@ import os
 import re
 import resource
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 from ninfer_convert.errors import UsageError
@@ -21,15 +22,15 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 2**10, "
 
 
 def parse_size(text: str) -> int:
-    """Returns the bytes of a size such as `256MiB`, `1GiB`, `2GB` or `1073741824`.
+    """Returns the bytes of a size such as `256MiB`, `1GiB`, `16.5GB` or `1073741824`; parts of a byte are dropped.
 
     Raises:
         UsageError: the text is no size.
     """
-    match = re.fullmatch(r"(\d{1,15})(?:\s*([KMGT]I?)?B?)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)(?:\s*([KMGT]I?)?B?)?", text.strip(), re.IGNORECASE)
     if not match:
         raise UsageError(f"{text!r} is not a size; write for example 256MiB, 1GiB or 500MB")
-    return int(match[1]) * _UNITS[(match[2] or "").upper()]
+    return int(Fraction(match[1]) * _UNITS[(match[2] or "").upper()])
 
 
 def allowed_threads() -> int:

@@ -24,13 +24,16 @@ from ninfer_convert.errors import UsageError
         ("1 KiB", 1024),
         ("4096", 4096),
         ("7B", 7),
+        ("1.5GiB", 3 * 2**29),
+        ("16.3GB", 16_300_000_000),
+        ("0.001KiB", 1),
     ],
 )
 def test_sizes_are_read_as_people_write_them(text: str, nbytes: int) -> None:
     assert allowance.parse_size(text) == nbytes
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.5GiB", "1XB", "1e9", "\u0661GiBx"])
+@pytest.mark.parametrize("text", ["", "GiB", "-1", "1.GiB", ".5GiB", "1,5GiB", "1.2.3MB", "1XB", "1e9", "\u0661GiBx"])
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size; write for example 256MiB"):
         allowance.parse_size(text)

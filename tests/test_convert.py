@@ -509,7 +509,7 @@ def test_a_dry_run_shows_the_plan_and_writes_nothing(plain: tuple[Path, Path], t
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines() == [
         "m/w by recipe test",
-        "  1 tensors, 0 resources",
+        "  1 tensor, 0 resources",
         "        1 Q5G64_F16S",
         "  reads  16,384 bytes (16.0 KiB)",
         "  writes 9,472 bytes (9.2 KiB)",

@@ -21,7 +21,7 @@ from ninfer_convert.cli.options import (
     threads_option,
     where_options,
 )
-from ninfer_convert.cli.output import say
+from ninfer_convert.cli.output import counted, say
 from ninfer_convert.errors import UsageError, printable
 
 if TYPE_CHECKING:
@@ -256,7 +256,7 @@ def _print_summary(made: Plan) -> None:
     totals = document["totals"]
     recipe = made.recipe
     say(f"{recipe.model_id}/{recipe.weights_id} by recipe {recipe.id}")
-    say(f"  {totals['tensors']} tensors, {totals['resources']} resources")
+    say(f"  {counted(totals['tensors'], 'tensor')}, {counted(totals['resources'], 'resource')}")
     for name, count in totals["formats"].items():
         say(f"    {count:>5} {name}")
     say(f"  reads  {size_text(totals['source_bytes'])}")

@@ -25,6 +25,11 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
         click.echo("\n".join(map(printable, text.split("\n"))), err=err, nl=nl)
 
 
+def counted(count: int, what: str) -> str:
+    """Returns a number with what is counted, one or many."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def failure_of(error: Exception) -> tuple[int, Sequence[str]]:
     """Returns the exit code of what a command has raised, and the messages that tell it."""
     if isinstance(error, ConvertError):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ninfer_convert.cli.options import opened_sources, print_json, source_options
-from ninfer_convert.cli.output import say
+from ninfer_convert.cli.output import counted, say
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.recipe.files import locate
 
@@ -101,8 +101,3 @@ def _print(file: str, checked: Checked, *, has_sources: bool) -> None:
         facts.append(f"evidence: none for {counted(checked.lossy, 'lossy object')}")
     looked = "" if not has_sources or checked.count("error") else ", with the headers of its sources"
     say(f"{file}: {', '.join(facts)}: {verdict}{looked}")
-
-
-def counted(count: int, what: str) -> str:
-    """Returns a number with what is counted, one or many."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

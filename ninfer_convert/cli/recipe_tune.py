@@ -14,7 +14,8 @@ from ninfer_convert.errors import UsageError, printable
 
 @click.command("tune")
 @click.argument("recipe_name", metavar="RECIPE", shell_complete=candidates.recipe_names)
-@click.option("--target-size", required=True, metavar="SIZE", help="What the artifact may take, such as 16GB or 15GiB.")
+@click.option("--target-size", required=True, metavar="SIZE",
+              help="What the artifact may take, such as 16.5GB or 15GiB.")
 @click.option("--report", "report_path", required=True, metavar="PATH", type=click.Path(path_type=Path),
               shell_complete=candidates.json_files,
               help="The conversion report of an earlier conversion of the same checkpoint, with `stats`.")
