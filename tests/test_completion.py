@@ -11,6 +11,7 @@ import select
 import shutil
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from unittest import mock
@@ -279,7 +280,8 @@ def test_a_path_behind_a_name_is_the_shells_own_matter() -> None:
 def test_the_command_prints_the_script_that_the_variable_gives(shell: str) -> None:
     ran = run_cli("completion", shell)
     assert (ran.code, ran.err) == (0, "")
-    assert with_variables({"_NINFER_CONVERT_COMPLETE": f"{shell}_source"}) == (0, ran.out)
+    code, source = with_variables({"_NINFER_CONVERT_COMPLETE": f"{shell}_source"})
+    assert (code, source.rstrip("\n")) == (0, ran.out.rstrip("\n"))
     assert f"_NINFER_CONVERT_COMPLETE={shell}_complete" in ran.out
 
 
@@ -338,9 +340,17 @@ class Terminal:
     """A shell at a terminal of its own."""
 
     def __init__(self, *command: str, **variables: str) -> None:
-        self._child, self._end = pty.fork()
-        if self._child == 0:
-            os.execvpe(command[0], command, {**os.environ, "TERM": "dumb", "COLUMNS": "500", **variables})
+        self._end, other = pty.openpty()
+        termios.tcsetwinsize(other, (50, 500))
+        self._process = subprocess.Popen(
+            command,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            env={**os.environ, "TERM": "dumb", **variables},
+        )
+        os.close(other)
 
     def until(self, text: str) -> str:
         """Returns what the shell prints up to a text."""
@@ -354,8 +364,9 @@ class Terminal:
         os.write(self._end, keys.encode())
 
     def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
         os.close(self._end)
-        os.waitpid(self._child, 0)
 
 
 def completed(terminal: Terminal, typed: str) -> str:
