@@ -113,6 +113,13 @@ def test_members_with_nothing_in_common_are_no_loop() -> None:
     assert all(isinstance(node, Leaf) for node in fold(pairs.items()))
 
 
+def test_stacks_within_stacks_that_are_no_loops_are_looked_at_once() -> None:
+    pairs = {(*["0"] * depth, "1"): "x" for depth in range(23)}
+    nodes = fold(pairs.items())
+    assert all(isinstance(node, Leaf) for node in nodes)
+    assert dict(unrolled(nodes)) == pairs
+
+
 def test_integers_that_a_loop_cannot_write_are_names() -> None:
     nodes = fold({("l", number): "x" for number in ("00", "01", "1234567890", "²")}.items())
     assert [node.path[1] for node in nodes] == ["00", "01", "1234567890", "²"]

@@ -7,8 +7,9 @@ Source: recipe.md, duty 3.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -73,7 +74,7 @@ def fold(pairs: Iterable[Pair]) -> tuple[Node, ...]:
     Args:
         pairs: names, each only once, with what becomes of them.
     """
-    return tuple(_fold((), list(pairs)))
+    return tuple(_fold(list(pairs)))
 
 
 def is_index(part: str) -> bool:
@@ -99,29 +100,32 @@ def _natural(part: str) -> tuple[object, ...]:
     return tuple(pieces)
 
 
-def _fold(prefix: Parts, pairs: list[Pair]) -> list[Node]:
+def _fold(pairs: Sequence[Pair]) -> list[Node]:
     groups: dict[str, list[Pair]] = {}
     nodes: list[Node] = []
     for path, thing in pairs:
         if path:
             groups.setdefault(path[0], []).append((path[1:], thing))
         else:
-            nodes.append(Leaf(prefix, thing))
+            nodes.append(Leaf((), thing))
+    # Each group is folded once, whether or not it becomes part of a loop: groups lie within groups.
+    folded = {part: _fold(group) for part, group in groups.items()}
     stack = sorted((part for part in groups if is_index(part)), key=int)
-    loop = _loop(prefix, {int(part): groups[part] for part in stack}) if len(stack) > 1 else None
+    indices = set(stack)
+    loop = _loop({int(part): folded[part] for part in stack}) if len(stack) > 1 else None
     for part in sorted(groups, key=lambda part: order([part])):
-        if loop is None or part not in stack:
-            nodes += _fold((*prefix, part), groups[part])
+        if loop is None or part not in indices:
+            nodes += [dataclasses.replace(node, path=(part, *node.path)) for node in folded[part]]
         elif part == stack[0]:
             nodes.append(loop)
     return nodes
 
 
-def _loop(prefix: Parts, members: dict[int, list[Pair]]) -> Loop | None:
+def _loop(members: Mapping[int, Sequence[Node]]) -> Loop | None:
     """Returns the loop over a stack; None when its members have too little in common."""
     holders: dict[Node, list[int]] = {}
-    for index, pairs in members.items():
-        for node in _fold((), pairs):
+    for index, nodes in members.items():
+        for node in nodes:
             holders.setdefault(node, []).append(index)
     if len(holders) > MAX_DISTINCT * sum(map(len, holders.values())):
         return None
@@ -131,9 +135,9 @@ def _loop(prefix: Parts, members: dict[int, list[Pair]]) -> Loop | None:
         together: dict[tuple[int, ...], list[Node]] = {}
         for node in group:
             together.setdefault(tuple(holders[node]), []).append(node)
-        for held, nodes in together.items():
+        for held, alike in together.items():
             if blocks and blocks[-1].members == held:
-                blocks[-1] = Block(held, (*blocks[-1].nodes, *nodes))
+                blocks[-1] = Block(held, (*blocks[-1].nodes, *alike))
             else:
-                blocks.append(Block(held, tuple(nodes)))
-    return Loop(prefix, tuple(members), tuple(blocks))
+                blocks.append(Block(held, tuple(alike)))
+    return Loop((), tuple(members), tuple(blocks))
