@@ -177,6 +177,16 @@ def test_long_prose_is_folded_and_reads_the_same(here: Path) -> None:
     assert load(text).evidence[0].text == prose
 
 
+def test_members_that_are_nested_beyond_the_page_are_written_as_they_are(here: Path) -> None:
+    config = "{deep: " * 58 + '{"a b": c, d: "e f"}' + "}" * 58
+    recipe = load(
+        f"{HEAD.replace('base: {}', f'base: {{config: {config}}}')}"
+        "objects: [{name: x, shape: [1], format: BF16, value: v}]\n"
+    )
+    assert recipe.sources["base"].config
+    require_round_trip(recipe)
+
+
 def test_expressions_that_are_too_deep_for_yaml_are_taken_apart(here: Path) -> None:
     deepest = '{reshape: {of: "deep1", to: [1]}}'
     for _ in range(15):

@@ -275,7 +275,9 @@ def _member(key: str, value: Any, indent: str) -> list[str]:
         wrapper = textwrap.TextWrapper(
             WIDTH, subsequent_indent=indent + "  ", break_long_words=False, break_on_hyphens=False
         )
-        return wrapper.wrap(line) if _SINGLE_SPACES.fullmatch(value) else [line]
+        # A key is never broken, and what is indented beyond the page has no place to break at.
+        is_prose = len(indent) + len(name) < WIDTH // 2 and _SINGLE_SPACES.fullmatch(value)
+        return wrapper.wrap(line) if is_prose else [line]
     if not isinstance(value, (dict, list)) or not value or (indent and len(line) <= WIDTH):
         return [line]
     if not indent and len(line) <= WIDTH and key not in ("sources", "values", "objects", "conditions", "ignore"):
