@@ -399,6 +399,7 @@ def edited(report: dict[str, Any], name: str, **members: Any) -> dict[str, Any]:
         ({"stats": {"relative_l2": 0.1, "rms": 1e300}}, "object head: `rms` is 1e+300; required: a number"),
         ({"stats": {"relative_l2": 0.1, "rms": 1}, "shape": None}, "object head has `stats` and no `shape`"),
         ({"stats": {"relative_l2": 0.1, "rms": 1}, "format": "Q3"}, "object head has `stats` and no known `format`"),
+        ({"stats": {"relative_l2": 0.1, "rms": 1}, "format": []}, "object head has `stats` and no known `format`"),
     ],
 )
 def test_statistics_that_are_none_are_refused(
@@ -427,6 +428,14 @@ def test_what_was_measured_of_another_object_is_not_believed(
     found = plan_json(case, "--set", f"head={Q4}", "--set", f"rows={Q4}", "--report", path)["what_if"]
     assert found["expected_error"]["unmeasured"] == ["head"]
     assert [item["name"] for item in found["expected_error"]["objects"]] == ["rows"]
+
+
+@pytest.mark.parametrize("name", [[], {}, None, 7])
+def test_files_without_names_tell_nothing(case: TuningCase, report: dict[str, Any], name: object) -> None:
+    other = copy.deepcopy(report)
+    other["sources"]["base"]["files"].append({"name": name, "bytes": 1})
+    found = plan_json(case, "--set", f"head={Q4}", "--report", case.save(other))["what_if"]
+    assert [item["name"] for item in found["expected_error"]["objects"]] == ["head"]
 
 
 def test_nothing_is_lost_of_values_that_are_all_zero(report: dict[str, Any]) -> None:

@@ -69,7 +69,8 @@ class Measurements:
             PlanError: a weight file has another size or another digest.
         """
         for name, checkpoint in plan.sources.items():
-            told = {file.get("name"): file for file in _mappings(_mapping(self.sources.get(name)).get("files"))}
+            files = _mappings(_mapping(self.sources.get(name)).get("files"))
+            told = {str(file.get("name")): file for file in files}
             for file in checkpoint.files.values():
                 known = {"bytes": file.size, "sha256": file.sha256, "header_sha256": file.header_sha256}
                 for member, value in known.items():
@@ -115,7 +116,7 @@ def _measured(item: Mapping[str, Any], name: str, where: str) -> Measured | None
         return None
     if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
         raise PlanError(f"report {where}: object {printable(name)} has `stats` and no `shape`")
-    if item.get("format") not in FORMATS:
+    if str(item.get("format")) not in FORMATS:
         raise PlanError(f"report {where}: object {printable(name)} has `stats` and no known `format`")
     error, rms = (_number(stats, member, f"report {where}: object {printable(name)}") for member in _MEMBERS)
     # The error of values that are all zero has no measure; nothing is lost of them.
