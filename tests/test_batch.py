@@ -10,7 +10,7 @@ from typing import Any
 
 import dask_tools
 import pytest
-from case_tools import Case, Ran, command, entry, filled, finish, interrupted_command, run_cli, spawn, start
+from case_tools import Case, Ran, command, entry, filled, finish, interrupted_command, run_cli, snapshot, spawn, start
 from commands import source_arguments
 from hub_server import Repo, client_environment, serving
 from miniatures import Miniatures
@@ -369,6 +369,41 @@ def test_what_is_wrong_with_a_job_is_told_with_its_place(text: str, told: str, b
     assert ended.code == 1
     assert ended.errors[0].startswith(f"error: {batch.path}:{told.replace('{root}', str(batch.root))}")
     assert not (batch.root / "a").exists()
+
+
+@pytest.mark.parametrize(
+    ("output", "what"),
+    [
+        ("jobs.yaml", "the file of jobs"),
+        ("./b.yaml", "the recipe of line 4"),
+        ("source/model.safetensors", "the source or input of line 3"),
+        ("source/../link", "the source or input of line 3"),
+        ("source/config.json", "the source or input of line 3"),
+        ("other.safetensors", "the source or input of line 4"),
+    ],
+)
+def test_what_any_job_reads_is_never_written_over(output: str, what: str, batch: Batch) -> None:
+    (batch.root / "link").symlink_to("source/model.safetensors")
+    batch.write(job("a", output=output, overwrite="true"), job("b", source="other.safetensors"))
+    (batch.root / "other.safetensors").write_bytes(b"")
+    before = snapshot(batch.root)
+    ran = batch.run()
+    place = os.path.realpath(batch.root / output)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err == f"error: {batch.path}:3:46: {place} belongs to {what}, and is never written over\n"
+    assert snapshot(batch.root) == before
+
+
+def test_a_report_written_over_a_file_that_is_read_is_told_at_its_job(batch: Batch) -> None:
+    ran = batch.write(job("a", report="jobs.yaml", overwrite="true")).run()
+    assert ran.code == 1
+    assert "jobs.yaml belongs to the file of jobs, and is never written over" in ran.err
+
+
+def test_outputs_beside_weights_are_no_parts_of_the_checkpoint(batch: Batch) -> None:
+    batch.write(job("a", output="source/a.ninfer"))
+    assert batch.run().code == 0
+    assert batch.document()["jobs"][0]["status"] == "complete"
 
 
 def test_everything_that_is_wrong_is_told_at_once_before_any_job(batch: Batch) -> None:

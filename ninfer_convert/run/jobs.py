@@ -29,10 +29,12 @@ from ninfer_convert.recipe.scalars import (
 from ninfer_convert.recipe.yaml_nodes import MAX_FILE_BYTES, MapNode, Node, parse_document
 from ninfer_convert.run.journal import journal_path
 from ninfer_convert.run.own_files import PART_SUFFIX
+from ninfer_convert.source.files import SUFFIX as WEIGHTS_SUFFIX
 
 SCHEMA = 1
 FLAGS = ("unpinned", "overwrite", "stream", "verify_source")
 HUB = "hf://"
+REPORT_SUFFIX = ".conversion.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,12 +63,17 @@ class Job:
 
 
 def _default_report(output: Path) -> Path:
-    return output.with_name(output.name + ".conversion.json")
+    return output.with_name(output.name + REPORT_SUFFIX)
 
 
 def _written(output: Path, report: Path) -> tuple[Path, ...]:
     parts = [path.with_name(path.name + PART_SUFFIX) for path in (output, report)]
     return output, report, *parts, journal_path(parts[0])
+
+
+def _is_of_checkpoint(name: str) -> bool:
+    """Tells whether a file of this name, in the directory of a checkpoint, may be a part of it."""
+    return name.endswith((WEIGHTS_SUFFIX, ".json")) and not name.endswith(REPORT_SUFFIX)
 
 
 def read_jobs(path: str, *, with_cluster: bool = False) -> list[Job]:
@@ -86,7 +93,9 @@ def read_jobs(path: str, *, with_cluster: bool = False) -> list[Job]:
     root = problems.attempt(parse_document, _bytes(path), name, problems)
     nodes = problems.attempt(_job_nodes, root, problems) if root is not None else None
     reader = _Reader(os.path.dirname(path), problems, with_cluster)
+    reader.reads(path, "the file of jobs")
     jobs = [job for node in nodes or () if (job := problems.attempt(reader.job, node)) is not None]
+    reader.require_kept()
     problems.raise_if_any()
     return jobs
 
@@ -116,6 +125,19 @@ class _Reader:
         self.directory, self.problems, self.with_cluster = directory, problems, with_cluster
         self.written: dict[str, Mark] = {}
         """The files that the jobs so far write, each with the place that says so."""
+        self.read: dict[str, str] = {}
+        """The files and directories that they read, each with what it is."""
+
+    def reads(self, path: str, what: str) -> None:
+        """Notes a file or directory that no job may write over."""
+        self.read.setdefault(os.path.realpath(path), what)
+
+    def require_kept(self) -> None:
+        """Notes every file that a job would write and another one, or this command, reads."""
+        for place, mark in self.written.items():
+            directory, name = os.path.split(place)
+            if what := self.read.get(place) or (_is_of_checkpoint(name) and self.read.get(directory)):
+                self.problems.add(mark, f"{printable(place)} belongs to {what}, and is never written over")
 
     def job(self, node: Node) -> Job | None:
         """Returns a job, or None after noting why there is none."""
@@ -187,11 +209,18 @@ class _Reader:
         """Returns a path, or the name of a shipped recipe, as `run` takes it."""
         text = read_text(node, "a path or the name of a shipped recipe")
         path = os.path.join(self.directory, text)
-        return path if text.endswith(SUFFIXES) or os.path.isfile(path) else text
+        if not text.endswith(SUFFIXES) and not os.path.isfile(path):
+            return text
+        self.reads(path, f"the recipe of line {node.mark.line}")
+        return path
 
     def _place(self, node: Node) -> str:
         text = read_text(node, "a path, or hf://owner/name[@revision]")
-        return text if text.startswith(HUB) else os.path.join(self.directory, text)
+        if text.startswith(HUB):
+            return text
+        path = os.path.join(self.directory, text)
+        self.reads(path, f"the source or input of line {node.mark.line}")
+        return path
 
     def _path(self, node: Node) -> Path:
         return Path(os.path.join(self.directory, read_text(node, "a path")))
