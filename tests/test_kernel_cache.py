@@ -105,6 +105,20 @@ def test_a_directory_below_one_that_anybody_can_rename_in_is_passed_over(places)
     assert chosen() == places / "named" / leaf()
 
 
+def test_names_that_start_at_a_working_directory_that_is_gone_are_passed_over(places, monkeypatch):
+    gone = places / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "relative")
+    assert chosen() == places / "user" / "ninfer-convert" / leaf()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "relative")
+    assert chosen() == places / "temporary" / f"ninfer-convert-{os.geteuid()}" / leaf()
+    monkeypatch.setenv("TMPDIR", "relative")
+    assert chosen() is None
+
+
 def test_nothing_is_kept_where_every_directory_is_somebody_elses(places, monkeypatch):
     assert chosen() is not None
     monkeypatch.setattr(os, "geteuid", lambda: 12345)

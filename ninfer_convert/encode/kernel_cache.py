@@ -50,15 +50,24 @@ def cache_directory() -> Path | None:
 def _candidates() -> Iterator[tuple[Path, ...]]:
     """Yields directories to look in: an existing one, then those that may have to be made below it."""
     leaf = f"kernels-{__version__}-{_source_digest()}"
-    named = os.environ.get("NUMBA_CACHE_DIR")
-    if named:
-        yield Path(named).absolute(), Path(named).absolute() / leaf
+    named = _absolute(os.environ.get("NUMBA_CACHE_DIR"))
+    if named is not None:
+        yield named, named / leaf
     user = _user_cache_directory()
     if user is not None:
         yield user, user / "ninfer-convert", user / "ninfer-convert" / leaf
-    temporary = Path(os.environ.get("TMPDIR") or "/tmp").absolute()
-    own = temporary / f"ninfer-convert-{os.geteuid()}"
-    yield temporary, own, own / leaf
+    temporary = _absolute(os.environ.get("TMPDIR") or "/tmp")
+    if temporary is not None:
+        own = temporary / f"ninfer-convert-{os.geteuid()}"
+        yield temporary, own, own / leaf
+
+
+def _absolute(named: str | None) -> Path | None:
+    """Returns a directory that a variable names; None if it starts at a working directory that is gone."""
+    try:
+        return Path(named).absolute() if named else None
+    except OSError:
+        return None
 
 
 def _user_cache_directory() -> Path | None:
@@ -67,7 +76,7 @@ def _user_cache_directory() -> Path | None:
         return named
     try:
         return Path.home().absolute() / ".cache"
-    except RuntimeError:  # a user id without an account
+    except (RuntimeError, OSError):  # a user id without an account, a working directory that is gone
         return None
 
 
