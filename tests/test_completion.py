@@ -157,6 +157,14 @@ def test_offers(here: Path, words: list[str], expected: list[str]) -> None:
     assert offered(*words) == expected
 
 
+def test_a_directory_that_is_called_like_a_recipe_is_offered_once(here: Path) -> None:
+    (here / "qwen3.6-27b").mkdir()
+    (here / "qwen3.6-27b" / "own.yaml").write_bytes(b"")
+    assert offered("plan", "qwen3.6") == ["qwen3.6-27b/groupwise-int", "qwen3.6-27b/nvfp4", "qwen3.6-27b/"]
+    assert offered("plan", "qwen3.6-27b/o") == ["qwen3.6-27b/own.yaml"]
+    assert offered("plan", "qwen3") == ["qwen3.6-27b/", "qwen3.8-27b/"]
+
+
 def test_every_command_is_offered() -> None:
     listed = re.findall(r"^  ([a-z]+)  +[A-Z]", run_cli("--help").out, re.MULTILINE)
     assert sorted(offered("")) == sorted(listed)

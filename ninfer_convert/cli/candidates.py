@@ -33,7 +33,10 @@ def recipe_names(context: click.Context, parameter: click.Parameter, incomplete:
     """Completes RECIPE: shipped names, a part at a time, and YAML files."""
     from ninfer_convert.recipe.files import shipped_recipes
 
-    return [*_parts(dict.fromkeys(shipped_recipes(), "shipped"), incomplete), *_paths(incomplete, YAML)]
+    shipped = _parts(dict.fromkeys(shipped_recipes(), "shipped"), incomplete)
+    # A directory may be called like the first part of a name.
+    names = {item.value for item in shipped}
+    return shipped + [item for item in _paths(incomplete, YAML) if item.value not in names]
 
 
 def yaml_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
