@@ -114,7 +114,7 @@ class TestThreads:
         ran = self.on_one_processor(case, "--threads", 8, NUMBA_NUM_THREADS="1")
         assert ran.code == 0, ran.err
         notes = [line for line in ran.err.splitlines() if line.startswith("note: ")]
-        assert notes == ["note: --threads 8 is more than the 1 processors this process may use"]
+        assert notes == ["note: --threads 8 is more than the 1 processor this process may use"]
         assert case.report()["run"]["threads"] == 8
         assert sha256(case.output) == expected
 

@@ -72,7 +72,7 @@ class TestAbsentShards:
         assert "3 tensors there, b first, and the recipe needs 2 of them, c first" in first
         assert "download incomplete" in first
         assert f"{THIRD} is absent from" in second
-        assert "1 tensors there, e first" in second
+        assert "1 tensor there, e first" in second
 
     def test_absent_shards_that_nothing_needs_are_warned_of(self, case: Case) -> None:
         case.recipe(*take("a"), more="ignore: [b, c, d, e]\n")

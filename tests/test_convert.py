@@ -488,7 +488,7 @@ def test_result_on_stdout_words_on_stderr_and_two_files(plain: tuple[Path, Path]
     done = run(*options(plain, output))
     assert done.code == 0
     assert done.out == f"{sha256(output)}  {output}\n"
-    assert done.err.startswith(f"wrote {output}: 1 objects, 9,472 bytes (9.2 KiB), ")
+    assert done.err.startswith(f"wrote {output}: 1 object, 9,472 bytes (9.2 KiB), ")
     assert done.err.count("\n") == 1
     assert not {"\r", "\x1b"} & {*done.err, *done.out}
     assert names(output.parent) == ["x.ninfer", "x.ninfer.conversion.json"]

@@ -23,6 +23,7 @@ ROWS = [
     "artifact.rules",
     "allowance",
     "run.cluster_env",
+    "recipe.counting",
     "recipe.expression",
     "recipe.model",
     "recipe.problems",

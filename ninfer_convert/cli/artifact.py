@@ -16,6 +16,7 @@ from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, size_text, where_options
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import ArtifactError, SourceError, UsageError, printable
+from ninfer_convert.recipe.counting import counted
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
@@ -136,7 +137,7 @@ def _values(artifact: Path, workers: int, *, quiet: bool) -> tuple[Verification,
     with progress("verifying", quiet=quiet) as show:
         found = verify_artifact(artifact, _advancing(show, total), threads=workers)
     name = printable(os.fspath(artifact))
-    checked = f"{found.objects} objects, {size_text(found.nbytes)} checked"
+    checked = f"{counted(found.objects, 'object')}, {size_text(found.nbytes)} checked"
     return found, [_Check(f"{name} is valid: {checked}", found.problems, f"{name} is well formed: {checked}")]
 
 
@@ -154,7 +155,8 @@ def _recheck_checks(opened: Artifact, plan: Plan, found: Recheck) -> list[_Check
     return [
         _Check(f"its directory is that of recipe {plan.recipe.id}", check_plan(opened, plan)),
         _Check(
-            f"recomputed from the source: {found.objects} objects, {found.nbytes:,}{part} bytes equal", found.problems
+            f"recomputed from the source: {counted(found.objects, 'object')}, {found.nbytes:,}{part} bytes equal",
+            found.problems,
         ),
     ]
 
@@ -187,7 +189,7 @@ def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequ
         name = "" if problem.object is None else f"{printable(problem.object)}: "
         say(f"error: {name}{problem.check}: {problem.detail}", err=True)
     if len(problems) > SHOWN_PROBLEMS:
-        say(f"error: and {len(problems) - SHOWN_PROBLEMS} more problems", err=True)
+        say(f"error: and {counted(len(problems) - SHOWN_PROBLEMS, 'more problem')}", err=True)
     for check in checks:
         if not check.problems:
             say(check.else_verdict or check.verdict if problems else check.verdict)

@@ -16,6 +16,7 @@ from ninfer_convert.cli.cluster import dask_option, workers_of
 from ninfer_convert.cli.options import chosen_memory, chosen_threads, planned, print_json, progress, threads_option
 from ninfer_convert.cli.output import failure_of, say, say_errors
 from ninfer_convert.errors import INTERRUPTED_EXIT_CODE, ConvertError, OutputError, printable
+from ninfer_convert.recipe.counting import counted
 
 if TYPE_CHECKING:
     # at run time these load when the command runs, so that its help does not wait for numpy
@@ -175,7 +176,7 @@ def _say_totals(ended: Sequence[Ended], as_json: bool, quiet: bool) -> None:
         print_json({"ok": is_done, "jobs": jobs, "totals": {"jobs": len(ended), **counts}})
     if not quiet:
         told = ", ".join(f"{count} {TEXTS[status]}" for status, count in counts.items() if count)
-        say(f"{len(ended)} {'job' if len(ended) == 1 else 'jobs'}: {told}", err=True)
+        say(f"{counted(len(ended), 'job')}: {told}", err=True)
 
 
 def _exit_code(ended: Sequence[Ended]) -> int:

@@ -13,6 +13,7 @@ from ninfer_convert import allowance
 from ninfer_convert.cli import candidates
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError
+from ninfer_convert.recipe.counting import counted
 
 if TYPE_CHECKING:
     # at run time it loads when a cluster is wanted
@@ -41,8 +42,9 @@ def workers_of(dask: str | None, threads: int | None) -> Callable[[], AbstractCo
     require_dask()
     count, allowed = local_workers(dask), allowance.allowed_threads()
     if count and threads and min(count, allowed) * threads > allowed:
-        text = f"{min(count, allowed)} workers with --threads {threads} are more than the {allowed} processors"
-        say(f"note: {text} this process may use", err=True)
+        workers = f"{counted(min(count, allowed), 'worker')} with --threads {threads}"
+        verb = "is" if min(count, allowed) == 1 else "are"
+        say(f"note: {workers} {verb} more than the {counted(allowed, 'processor')} this process may use", err=True)
     return lambda: _connected(dask)
 
 

@@ -14,6 +14,7 @@ from ninfer_convert.cli import candidates
 from ninfer_convert.cli.options import chosen_threads, planned, print_json, progress, where_options
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.recipe.counting import counted
 
 if TYPE_CHECKING:
     # at run time these load when the command runs, so that its help does not wait for numpy
@@ -91,7 +92,7 @@ def compare(
     for name in beyond[:SHOWN_TENSORS]:
         say(f"error: {printable(name)}: the relative error is above --max-error {max_error}", err=True)
     if len(beyond) > SHOWN_TENSORS:
-        say(f"error: and of {len(beyond) - SHOWN_TENSORS} more tensors", err=True)
+        say(f"error: and of {counted(len(beyond) - SHOWN_TENSORS, 'more tensor')}", err=True)
     return 1 if beyond else 0
 
 

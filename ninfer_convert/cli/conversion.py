@@ -17,6 +17,7 @@ from ninfer_convert.cli.options import progress, size_text
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome, report_json
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.run.jobs import Job
 from ninfer_convert.run.own_files import replace_file
 from ninfer_convert.run.writer import require_output
@@ -66,7 +67,7 @@ def convert_job(job: Job, plan: Plan, how: How) -> Outcome:
 def written_text(job: Job, plan: Plan, outcome: Outcome) -> str:
     """Returns what is said of a finished conversion."""
     name, size = printable(os.fspath(job.output)), size_text(plan.file_bytes)
-    return f"wrote {name}: {len(plan.objects)} objects, {size}, {outcome.seconds:.1f} s"
+    return f"wrote {name}: {counted(len(plan.objects), 'object')}, {size}, {outcome.seconds:.1f} s"
 
 
 def require_paths(plan: Plan, job: Job) -> None:

@@ -21,8 +21,9 @@ from ninfer_convert.cli.options import (
     threads_option,
     where_options,
 )
-from ninfer_convert.cli.output import counted, say
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.recipe.counting import counted
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy

@@ -11,6 +11,7 @@ import click
 from ninfer_convert.cli.options import size_text
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import ArtifactError, UsageError
+from ninfer_convert.recipe.counting import counted
 
 ARTIFACT = "demo.ninfer"
 
@@ -41,7 +42,8 @@ def demo(directory: Path) -> None:
             write_demo_checkpoint(Path(half) / "checkpoint")
             (Path(half) / "checkpoint").rename(checkpoint)
         files = [path for path in checkpoint.rglob("*") if path.is_file()]
-        say(f"made {checkpoint}: {len(files)} files, {size_text(sum(path.stat().st_size for path in files))}")
+        size = size_text(sum(path.stat().st_size for path in files))
+        say(f"made {checkpoint}: {counted(len(files), 'file')}, {size}")
     _convert(directory, checkpoint)
 
 
@@ -65,7 +67,7 @@ def _convert(directory: Path, checkpoint: Path) -> None:
     found = verify_artifact(artifact)
     if not found.ok:
         raise ArtifactError(*(f"{problem.object}: {problem.check}: {problem.detail}" for problem in found.problems))
-    say(f"{artifact} is valid: {found.objects} objects, {size_text(found.nbytes)} checked")
+    say(f"{artifact} is valid: {counted(found.objects, 'object')}, {size_text(found.nbytes)} checked")
     say(
         "\nnext:\n"
         f"  ninfer-convert inspect {artifact} --objects\n"

@@ -17,6 +17,7 @@ from ninfer_convert import allowance
 from ninfer_convert.cli import candidates
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.recipe.counting import counted
 
 if TYPE_CHECKING:
     # at run time these load when a command runs, so that its help does not wait for numpy
@@ -96,7 +97,8 @@ def chosen_threads(threads: int | None) -> int:
     if threads is None:
         return allowed
     if threads > allowed:
-        say(f"note: --threads {threads} is more than the {allowed} processors this process may use", err=True)
+        processors = counted(allowed, "processor")
+        say(f"note: --threads {threads} is more than the {processors} this process may use", err=True)
     return threads
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import click
 
 from ninfer_convert.errors import ConvertError, OutputError, printable
+from ninfer_convert.recipe.counting import counted
 
 SHOWN_MESSAGES = 50
 """Problems printed of one failure; a checkpoint of another model would tell hundreds."""
@@ -23,11 +24,6 @@ def say(text: str, *, err: bool = False, nl: bool = True) -> None:
     """
     with contextlib.suppress(OSError) if err else contextlib.nullcontext():
         click.echo("\n".join(map(printable, text.split("\n"))), err=err, nl=nl)
-
-
-def counted(count: int, what: str) -> str:
-    """Returns a number with what is counted, one or many."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def failure_of(error: Exception) -> tuple[int, Sequence[str]]:
@@ -46,7 +42,7 @@ def say_errors(messages: Sequence[str]) -> None:
     for message in messages[:SHOWN_MESSAGES]:
         say(f"error: {message}", err=True)
     if len(messages) > SHOWN_MESSAGES:
-        say(f"error: and {len(messages) - SHOWN_MESSAGES} more problems", err=True)
+        say(f"error: and {counted(len(messages) - SHOWN_MESSAGES, 'more problem')}", err=True)
 
 
 def open_streams() -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ninfer_convert.cli.options import opened_sources, print_json, source_options
-from ninfer_convert.cli.output import counted, say
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.files import locate
 
 if TYPE_CHECKING:

@@ -11,6 +11,7 @@ from ninfer_convert.cli import candidates
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.formats import FORMATS, W8G32_F16S
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.scalars import IDENTIFIER
 
 DEFAULT_NAMES = ("base", "quantized")
@@ -66,8 +67,8 @@ def init(
         say(draft.text, nl=False)
         return
     write_file(output, draft.text.encode())
-    origin = f"extends {draft.extends}" if draft.extends else "tells everything itself"
-    say(f"wrote {printable(str(output))}: {draft.objects} objects; {origin}")
+    origin = f"extends {draft.extends}" if draft.extends else "stands alone"
+    say(f"wrote {printable(str(output))}: {counted(draft.objects, 'object')}; {origin}")
 
 
 def _named(places: tuple[str, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from ninfer_convert.cli.options import print_json
 from ninfer_convert.cli.output import say
 from ninfer_convert.formats import FORMATS, DirectFormat, GroupedFormat, NumericFormat
 from ninfer_convert.layout import LAYOUT_OF_FORMAT
+from ninfer_convert.recipe.counting import plural
 
 SECTIONS = {
     "Commands": {
@@ -73,7 +74,7 @@ def list_recipes(as_json: bool) -> None:
     width = max((len(name) for name, _ in loaded), default=0)
     for name, made in loaded:
         repos = ", ".join(f"{key} = {source.repo}" if source.repo else key for key, source in made.sources.items())
-        say(f"{name:<{width}}  {len(made.objects):>5} objects  {repos}")
+        say(f"{name:<{width}}  {len(made.objects):>5} {plural(len(made.objects), 'object')}  {repos}")
 
 
 @click.command()

@@ -24,6 +24,7 @@ from ninfer_convert.cli.options import (
 )
 from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.run.cluster_env import choose_share
 from ninfer_convert.run.own_files import replace_file
 from ninfer_convert.run.writer import require_output
@@ -196,7 +197,8 @@ def finalize(plan_name: str, threads: int | None, max_memory: str | None, quiet:
                 made, file.output, plan_name, threads=workers, progress=show, before_publish=write_report
             )
             _say(
-                f"wrote {_name(file)}: {len(made.objects)} objects, {size_text(made.file_bytes)}, of {count} shares, "
+                f"wrote {_name(file)}: {counted(len(made.objects), 'object')}, {size_text(made.file_bytes)}, "
+                f"of {counted(count, 'share')}, "
                 f"{outcome.seconds:.1f} s",
                 quiet,
             )

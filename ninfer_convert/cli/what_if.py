@@ -23,6 +23,7 @@ from ninfer_convert.plan.what_if import (
     total_error,
     with_settings,
 )
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.model import Recipe, TensorSpec
 
 WITHIN = f"within about {TOLERANCE:.0%} for values without very heavy tails"
@@ -103,7 +104,7 @@ def require_what_if(settings: Sequence[str], report_path: Path | None, plan_path
 
 def print_what_if(found: dict[str, Any], settings: Sequence[str]) -> None:
     """Prints what the settings change, behind the summary of the plan."""
-    say(f"what if {', '.join(settings)}: {_objects(found['changed'])} in another format")
+    say(f"what if {', '.join(settings)}: {counted(found['changed'], 'object')} in another format")
     more, alone = found["difference_bytes"], size_text(found["recipe_file_bytes"])
     say(f"  the recipe alone writes {alone}: {'no' if not more else f'{abs(more):,}'} bytes {_sign(more)}")
     if "expected_error" in found:
@@ -139,13 +140,9 @@ def _print_errors(found: dict[str, Any]) -> None:
         total = found[key]
         if total["objects"]:
             errors = f"{total['before']:.5f} -> {total['after']:.5f}"
-            say(f"  {errors}  together, {_objects(total['objects'])} {text}, by {found['weight']}")
+            say(f"  {errors}  together, {counted(total['objects'], 'object')} {text}, by {found['weight']}")
     if found["unmeasured"]:
-        say(f"  not in the report: {_objects(len(found['unmeasured']))}, {found['unmeasured'][0]} first")
-
-
-def _objects(count: int) -> str:
-    return f"{count} object{'' if count == 1 else 's'}"
+        say(f"  not in the report: {counted(len(found['unmeasured']), 'object')}, {found['unmeasured'][0]} first")
 
 
 def _sign(more: int) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from ninfer_convert.allowance import MAX_THREADS, allowed_threads, worker_slots
 from ninfer_convert.cluster.interrupts import Interrupts, for_this_process_alone
 from ninfer_convert.errors import OutputError, UsageError, printable
+from ninfer_convert.recipe.counting import counted
 
 CONNECT_SECONDS = 30
 LOCAL = "local:"
@@ -83,7 +84,8 @@ def connected(place: str, tell: Tell) -> Iterator[tuple[Any, Interrupts]]:
 def _allowed(workers: int, tell: Tell) -> int:
     allowed = allowed_threads()
     if workers > allowed:
-        tell(f"note: --dask local:{workers}: {allowed} workers are started, one for each processor that may be used")
+        started = f"{counted(allowed, 'worker')} {'is' if allowed == 1 else 'are'} started"
+        tell(f"note: --dask local:{workers}: {started}, one for each processor that may be used")
     return min(workers, allowed)
 
 

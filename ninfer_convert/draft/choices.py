@@ -18,6 +18,7 @@ from ninfer_convert.layout import MAX_RANK, LayoutError, geometry
 from ninfer_convert.plan.casts import CASTS
 from ninfer_convert.plan.planner import FLOAT_DTYPES
 from ninfer_convert.plan.transform import NVFP4_GROUP, QUANTIZED_FIELDS
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.source.checkpoint import Checkpoint, TensorInfo
 
 ROW_FP8 = "FP8_E4M3FN_ROW_BF16S"
@@ -223,7 +224,7 @@ def _tensor(info: TensorInfo, source: str, matrix: NumericFormat) -> Placed | Un
             if len(shape) == 3:
                 shape = (shape[0] * shape[1], shape[2])
                 before, after = "{reshape: {to: " + f"[{shape[0]}, {shape[1]}], of: ", "}}"
-                comment = f"{info.shape[0]} matrices of {info.shape[1]} rows, one below the other"
+                comment = f"{info.shape[0]} matrices of {counted(info.shape[1], 'row')}, one below the other"
     made = Object("tensor", source, shape, numeric, before, after, comment)
     return Placed(info.name, made, (info.name,))
 

@@ -19,10 +19,11 @@ from ninfer_convert.draft.frame import model_name, resource_lines, source_lines
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.placement import Placement, place
 from ninfer_convert.draft.sets import Sets
-from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
+from ninfer_convert.draft.text import Writer, comment, glob_parts, scalar
 from ninfer_convert.draft.trial import tried
 from ninfer_convert.errors import PlanError, SourceError, UsageError, printable
 from ninfer_convert.formats import W8G32_F16S, NumericFormat
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.source.checkpoint import Checkpoint
 
 DEFAULT_MATRIX = W8G32_F16S
@@ -79,7 +80,7 @@ def draft_recipe(
     text = full_text(sources, placement, matrix or DEFAULT_MATRIX, reasons)
     objects = tried(text, sources, {})
     lost = sum(1 for entries in placement.unplaced.values() for entry in entries if not entry.is_elsewhere)
-    notes = (f"{count(lost, 'tensor')} in no object; see `ignore` in the draft for the reasons",) if lost else ()
+    notes = (f"{counted(lost, 'tensor')} in no object; see `ignore` in the draft for the reasons",) if lost else ()
     return Draft(text, None, objects, notes)
 
 
@@ -105,7 +106,7 @@ def full_text(
     lines = [
         *comment(
             f"A draft for {printable(name)}, made from the headers of its checkpoint. Nothing in it has been measured: "
-            f"look at it before you use it.\n{count(len(placement.placed), 'tensor')}, in stored order.",
+            f"look at it before you use it.\n{counted(len(placement.placed), 'tensor')}, in stored order.",
             0,
         ),
         *(line for note in (*reasons, *placement.notes) for line in comment(note, 0)),

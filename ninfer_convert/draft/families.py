@@ -20,12 +20,13 @@ from ninfer_convert.draft.frame import member_lines, model_name
 from ninfer_convert.draft.naming import Names
 from ninfer_convert.draft.prefixes import prefix_rules, renamed
 from ninfer_convert.draft.sets import Sets
-from ninfer_convert.draft.text import Writer, comment, count, glob_parts, scalar
+from ninfer_convert.draft.text import Writer, comment, glob_parts, scalar
 from ninfer_convert.draft.trial import needs
 from ninfer_convert.errors import PlanError, printable
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.plan.resources import read_resource
 from ninfer_convert.plan.transform import Binder
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import Module, Tensor, leaves
 from ninfer_convert.recipe.files import shipped_recipes
 from ninfer_convert.recipe.globs import Globs
@@ -245,7 +246,7 @@ def _extension(
         lines += ["", *section]
     notes = [f"plan and run need --input {input_name}=PATH, as {match.name} does" for input_name in wanted]
     if drops[_PART]:
-        notes.append(f"{count(len(drops[_PART]), 'object')} of {match.name} cannot be made; {drops[_PART][0]} first")
+        notes.append(f"{counted(len(drops[_PART]), 'object')} of {match.name} cannot be made; {drops[_PART][0]} first")
     return Extension(match.name, "\n".join(lines) + "\n", sources, wanted, tuple(notes))
 
 
@@ -366,7 +367,7 @@ def _ignore_lines(match: _Match) -> list[str]:
     sets = Sets(trees.values(), prefix="unused_")
     writer = Writer(Names(()), sets, "", "names")
     total = sum(map(len, match.unused.values()))
-    text = f"{count(total, 'tensor')} that no object of the shipped recipe is made of"
+    text = f"{counted(total, 'tensor')} that no object of the shipped recipe is made of"
     lines = [*comment(f"{text}; add objects if the engine wants them.", 0), "ignore:"]
     if len(match.unused) > 1:
         for source, tree in trees.items():

@@ -53,11 +53,6 @@ def comment(text: str, indent: int) -> list[str]:
     return [f"{' ' * indent}# {line}".rstrip() for line in lines]
 
 
-def count(number: int, what: str) -> str:
-    """Returns `1 tensor`, `2 tensors`."""
-    return f"{number} {what}" + ("" if number == 1 else "s")
-
-
 def glob_parts(name: str) -> Parts:
     """Returns the parts of a glob that matches a name and, if a recipe can write all of it, nothing else."""
     escaped = _WILD.sub(r"[\g<0>]", name[:MAX_GLOB])

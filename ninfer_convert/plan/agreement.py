@@ -13,6 +13,7 @@ from typing import Any
 
 from ninfer_convert.errors import SourceError, printable
 from ninfer_convert.plan.findings import Findings
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.globs import Globs, too_many
 from ninfer_convert.recipe.model import Recipe, SourceSpec
 from ninfer_convert.source.checkpoint import Checkpoint
@@ -126,7 +127,7 @@ def _unused_text(source: str, unused: Sequence[str], used: set[str]) -> str:
     twins = [(name, tails[unwrapped(name)]) for name in unused if unwrapped(name) in tails]
     if twins:
         both = " and ".join(map(printable, twins[0]))
-        more = f" (and {len(twins) - 1} more pairs)" if len(twins) > 1 else ""
+        more = f" (and {counted(len(twins) - 1, 'more pair')})" if len(twins) > 1 else ""
         return f"source {source}: {both} are ambiguous: one name under two prefixes{more}"
     shown = ", ".join(map(printable, unused[:SHOWN_NAMES]))
     more = f" and {len(unused) - SHOWN_NAMES} more" if len(unused) > SHOWN_NAMES else ""

@@ -9,6 +9,7 @@ from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.block import BLOCK_BYTES, block_memory
 from ninfer_convert.plan.planner import Plan, PlannedResource, PlannedTensor
 from ninfer_convert.plan.value import PIECE_BYTES
+from ninfer_convert.recipe.counting import counted
 
 BASE_BYTES = 190 << 20
 """Resident memory of the interpreter with numpy, numba and the compiled kernels, before any block."""
@@ -30,8 +31,9 @@ def block_bytes(plan: Plan, threads: int, max_memory: int) -> int:
         if size <= MIN_BLOCK_BYTES:
             name, need = _largest(plan, size)
             raise UsageError(
-                f"--max-memory {max_memory} is too small for {threads} threads: one block of {printable(name)} takes "
-                f"{need} bytes, {peak_memory(plan, threads, size)} in all; use fewer --threads or more memory"
+                f"--max-memory {max_memory} is too small for {counted(threads, 'thread')}: one block of "
+                f"{printable(name)} takes {need} bytes, {peak_memory(plan, threads, size)} in all; "
+                "use fewer --threads or more memory"
             )
         size //= 2
     return size

@@ -17,6 +17,7 @@ from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS, DirectFormat, NumericFormat
 from ninfer_convert.plan.casts import CASTS
 from ninfer_convert.plan.planner import FLOAT_DTYPES
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import (
     BlockRows,
     Cast,
@@ -216,7 +217,8 @@ def _block_rows(node: BlockRows, of: Known) -> Known:
 def _reshaped(node: Reshape, of: Known) -> Known:
     found, wanted = of.elements, math.prod(node.to)
     if found is not None and found != wanted:
-        raise PlacedError(node.mark, f"the operand has {found} elements; shape {list(node.to)} holds {wanted}")
+        text = f"the operand has {counted(found, 'element')}; shape {list(node.to)} holds {wanted}"
+        raise PlacedError(node.mark, text)
     return Known(len(node.to), dict(enumerate(node.to)), of.dtypes)
 
 

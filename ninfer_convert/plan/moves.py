@@ -14,6 +14,7 @@ from ninfer_convert.errors import PlanError, printable
 from ninfer_convert.plan.arrangement import Gathered, Joined, Sliced, Transposed
 from ninfer_convert.plan.casts import CASTS, WORD_BYTES
 from ninfer_convert.plan.value import Converted, Identical, Reshaped, Value, elements, load
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import BlockRows, Cast, Concat, Gather, Reshape, Same, Slice, Transpose
 
 MAX_IDS_BYTES = 64 << 20
@@ -48,7 +49,7 @@ def reshaped(node: Reshape, of: Value) -> Value:
     """Returns the same elements in another shape."""
     if elements(node.to) != elements(of.shape):
         raise PlanError(
-            f"{node.mark}: {list(of.shape)} has {elements(of.shape)} elements; shape {list(node.to)} holds "
+            f"{node.mark}: {list(of.shape)} has {counted(elements(of.shape), 'element')}; shape {list(node.to)} holds "
             f"{elements(node.to)}"
         )
     return Reshaped(of, node.to)
@@ -107,7 +108,7 @@ def gathered(node: Gather, of: Value, ids: Value) -> Value:
     if len(outside):
         raise PlanError(
             f"{node.mark}: id {numbers[outside[0]]} at index {outside[0]} is out of range; "
-            f"{printable(str(node.of))} has {of.shape[0]} rows"
+            f"{printable(str(node.of))} has {counted(of.shape[0], 'row')}"
         )
     return Gathered(of, numbers, (len(numbers), *of.shape[1:]), ids)
 

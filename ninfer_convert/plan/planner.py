@@ -30,6 +30,7 @@ from ninfer_convert.plan.requirements import require
 from ninfer_convert.plan.resources import read_resource
 from ninfer_convert.plan.transform import AbsentError, Binder, MissingError, Words
 from ninfer_convert.plan.value import Identical, SourceTensor, Value, elements, load, source_tensors, where
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import Tensor
 from ninfer_convert.recipe.model import Recipe, ResourceOrigin, ResourceSpec, TensorSpec
 from ninfer_convert.source.checkpoint import Checkpoint
@@ -317,8 +318,9 @@ class _Planner:
             held = [name for name in checkpoint.absent if checkpoint.absent[name] == file]
             self.findings.problem(
                 f"source {source}: {printable(file)} is absent from {printable(checkpoint.location)}: "
-                f"{checkpoint.absence}; the index places {len(held)} tensors there, {printable(held[0])} first, and "
-                f"the recipe needs {len(needed)} of them, {printable(next(iter(needed)))} first"
+                f"{checkpoint.absence}; the index places {counted(len(held), 'tensor')} there, "
+                f"{printable(held[0])} first, and the recipe needs {len(needed)} of them, "
+                f"{printable(next(iter(needed)))} first"
             )
 
 

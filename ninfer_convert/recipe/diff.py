@@ -14,6 +14,7 @@ from typing import Any
 from ninfer_convert.errors import printable
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import geometry
+from ninfer_convert.recipe.counting import plural
 from ninfer_convert.recipe.folding import folded, pattern, placed
 from ninfer_convert.recipe.model import (
     InputSpec,
@@ -72,7 +73,8 @@ def difference_text(found: Json) -> str:
     first, second = (recipe["file"] for recipe in found["recipes"])
     before, after = found["tensor_bytes"]
     if found["equal"]:
-        return f"the recipes do the same: {found['compared']:,} objects, {before:,} bytes of tensors"
+        count = found["compared"]
+        return f"the recipes do the same: {count:,} {plural(count, 'object')}, {before:,} bytes of tensors"
     lines = [f"{printable(first)} -> {printable(second)}"]
     for part in ("identity", "sources", "inputs"):
         lines += _section(part, _field_lines(found.get(part, {})))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ninfer_convert.recipe.blocks import MAX_ENTRIES, BlockReader
 from ninfer_convert.recipe.changes import ChangeReader, Watcher, without_pins
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import Cast, Expression, Mark, operands
 from ninfer_convert.recipe.expressions import ExpressionReader
 from ninfer_convert.recipe.files import Document, chain_digest, find_recipe, locate, read_chain, shipped_recipes
@@ -197,7 +198,8 @@ class _Assembly:
         if evidence is None and lossy:
             if any(document.has_unknown for document in self._chain):
                 return
-            text = f"{len(lossy)} objects lose precision, {quoted(lossy[0].name)} first, and 'evidence' is missing"
+            lose = f"{counted(len(lossy), 'object')} {'loses' if len(lossy) == 1 else 'lose'} precision"
+            text = f"{lose}, {quoted(lossy[0].name)} first, and 'evidence' is missing"
             self._problems.add(self._chain[-1].mark, f"{text}; cite it, or write 'evidence: none' for a demonstration")
             return
         for spec in lossy:

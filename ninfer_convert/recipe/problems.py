@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from typing import Any, NoReturn, TypeVar
 
 from ninfer_convert.errors import RecipeError, printable
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import Mark
 
 MAX_MESSAGES = 100
@@ -54,7 +55,8 @@ class WrongRecipeError(RecipeError):
     def __init__(self, problems: Sequence[tuple[Mark, str]], files: Mapping[str, bytes] | None = None) -> None:
         messages = [f"{mark}: {text}" for mark, text in problems]
         if len(messages) > MAX_MESSAGES:
-            messages[MAX_MESSAGES:] = [f"{len(messages) - MAX_MESSAGES} more problems are not shown"]
+            more = len(messages) - MAX_MESSAGES
+            messages[MAX_MESSAGES:] = [f"{counted(more, 'more problem')} {'is' if more == 1 else 'are'} not shown"]
         super().__init__(*messages)
         self.problems = problems
         self.files: Mapping[str, bytes] = files or {}

@@ -30,6 +30,7 @@ from ninfer_convert.plan.what_if import (
     require_format,
     stored_objects,
 )
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.expression import Cast, Expression, operands
 from ninfer_convert.recipe.globs import Globs
 from ninfer_convert.recipe.model import Recipe, ResourceSpec, TensorSpec
@@ -129,8 +130,8 @@ def reported_inventory(recipe: Recipe, measurements: Measurements) -> Inventory:
     if missing:
         names = ", ".join(map(printable, missing[:4])) + (", ..." if len(missing) > 4 else "")
         raise PlanError(
-            f"report {measurements.where} does not tell the size of {len(missing)} resources of {recipe.path} "
-            f"({names}); give --source too"
+            f"report {measurements.where} does not tell the size of {counted(len(missing), 'resource')} "
+            f"of {recipe.path} ({names}); give --source too"
         )
     return Inventory(recipe, objects, dtypes)
 
@@ -235,8 +236,9 @@ def _tunable(
         lacking = [spec for spec in measured if (found := measurements.of(spec)) is not None and found.rms is None]
         if lacking:
             raise PlanError(
-                f"report {measurements.where} has no `rms` of {len(lacking)} objects, {printable(lacking[0].name)} "
-                "first, as of an older converter: convert again, or weigh by elements (--weight elements)"
+                f"report {measurements.where} has no `rms` of {counted(len(lacking), 'object')}, "
+                f"{printable(lacking[0].name)} first, as of an older converter: convert again, "
+                "or weigh by elements (--weight elements)"
             )
     return measured, [spec.name for spec in unmeasured]
 

@@ -16,6 +16,7 @@ from ninfer_convert.formats import FORMATS
 from ninfer_convert.plan.error_model import TOLERANCE
 from ninfer_convert.plan.measured import Measurements
 from ninfer_convert.plan.what_if import is_guess, total_error
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.files import SUFFIXES, locate
 from ninfer_convert.recipe.globs import MAX_MATCHES
 from ninfer_convert.recipe.loader import is_lossy
@@ -88,7 +89,7 @@ def recipe_text(proposal: Proposal, recipe: Recipe, recipe_name: str, measuremen
 
 def _comments(proposal: Proposal, recipe: Recipe, recipe_name: str, measurements: Measurements) -> list[str]:
     before, after = _together(proposal.tuned)
-    count = f"{_objects(len(proposal.tuned), 'tuned ')}, weighed by {_weight(proposal)}"
+    count = f"{counted(len(proposal.tuned), 'tuned object')}, weighed by {_weight(proposal)}"
     lines = [
         f"Proposed by `recipe tune`: the least expected squared error in at most {proposal.wish.target_bytes:,} bytes.",
         f"Errors are relative L2 errors of weights, measured ({measurements.where})",
@@ -101,7 +102,7 @@ def _comments(proposal: Proposal, recipe: Recipe, recipe_name: str, measurements
         lines.append(f"  another MiB would save {_part(proposal.slope)} of the squared error: changes that take bytes")
         lines.append("  save about that or more for each MiB, changes that save bytes cost about that or less")
     if proposal.unmeasured:
-        count, first = _objects(len(proposal.unmeasured)), proposal.unmeasured[0]
+        count, first = counted(len(proposal.unmeasured), "object"), proposal.unmeasured[0]
         lines.append(f"  not in the report, and left as they are: {count}, {first} first")
     if not proposal.changes:
         lines.append("The recipe's own formats are the best ones for this size: nothing is changed.")
@@ -130,8 +131,9 @@ def _entries(proposal: Proposal, recipe: Recipe) -> list[str]:
                 globs += 1
             if globs * len(names) > MAX_MATCHES:
                 raise UsageError(
-                    f"the choice takes {globs} or more globs over {len(names)} objects, and a recipe may look at "
-                    f"{MAX_MATCHES} names; tune fewer objects (--objects, --keep) or allow fewer formats (--formats)"
+                    f"the choice takes {globs} or more globs over {counted(len(names), 'object')}, and a recipe "
+                    f"may look at {MAX_MATCHES} names; tune fewer objects (--objects, --keep) "
+                    "or allow fewer formats (--formats)"
                 )
     return lines
 
@@ -155,10 +157,6 @@ def _reason(group: Sequence[Change], noise: float) -> list[str]:
 
 def _sizes(group: Sequence[Change]) -> list[tuple[int, int]]:
     return [(change.nbytes_before, change.nbytes_after) for change in group]
-
-
-def _objects(count: int, kind: str = "") -> str:
-    return f"{count} {kind}object{'' if count == 1 else 's'}"
 
 
 def _part(value: float) -> str:
