@@ -122,6 +122,23 @@ def test_an_interrupt_as_the_lock_is_taken_or_given_back_does_not_keep_it(
     assert found == [True]
 
 
+def test_an_interrupt_while_a_thread_begins_is_an_interrupt(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a failure, which would throw away what is done; the waiting fails when it has not taken its lock again."""
+    run = Pipeline(plan, None, Tasks(plan, 2, 1 << 20), None)
+
+    def interrupted(*_: Any) -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            threading.RLock().release()
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.execute(None)
+    with pytest.raises(KeyboardInterrupt):
+        flusher(Recorder())
+
+
 # -- shares ---------------------------------------------------------------------------------------------------------
 
 

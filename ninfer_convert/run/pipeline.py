@@ -165,7 +165,7 @@ class Pipeline:
                 jobs.append(self._bring(stack))
             workers = [threading.Thread(target=self._guard, args=(job,), daemon=True) for job in jobs]
             try:
-                _start(workers)
+                start_threads(workers)
                 self._await(workers, progress)
             except KeyboardInterrupt:
                 self._quiesce(workers[self.threads :])
@@ -391,9 +391,18 @@ class Pipeline:
             pass
 
 
-def _start(workers: Sequence[threading.Thread]) -> None:
-    for worker in workers:
+def start_threads(threads: Sequence[threading.Thread]) -> None:
+    """Starts threads.
+
+    Raises:
+        OutputError: the system refuses one.
+        KeyboardInterrupt: also where waiting for the beginning of a thread was interrupted and failed for that.
+    """
+    for thread in threads:
         try:
-            worker.start()
+            thread.start()
         except RuntimeError as error:
-            raise OutputError(f"{len(workers)} threads cannot be started: {error}; use fewer --threads") from error
+            if isinstance(error.__context__, KeyboardInterrupt):
+                raise error.__context__ from None
+            count = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
+            raise OutputError(f"{count} cannot be started: {error}; use fewer --threads") from error

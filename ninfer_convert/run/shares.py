@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ninfer_convert.encode.loss import Loss
-from ninfer_convert.errors import ConvertError, OutputError, PlanError, printable
+from ninfer_convert.errors import ConvertError, PlanError, printable
 from ninfer_convert.plan.block import BLOCK_BYTES
 from ninfer_convert.plan.block import stored_ranges as block_ranges
 from ninfer_convert.plan.planner import Plan, PlannedResource
@@ -29,7 +29,7 @@ from ninfer_convert.run.cuts import Share, stored_ranges
 from ninfer_convert.run.intervals import Intervals
 from ninfer_convert.run.journal import Journal, differences, journal_path, read_journal, remove_journal
 from ninfer_convert.run.own_files import PART_SUFFIX
-from ninfer_convert.run.pipeline import FLUSH_BYTES, FLUSH_SECONDS, HASH_BYTES, Progress
+from ninfer_convert.run.pipeline import FLUSH_BYTES, FLUSH_SECONDS, HASH_BYTES, Progress, start_threads
 from ninfer_convert.run.share_file import ShareFile
 from ninfer_convert.run.share_journal import Segment, ShareJournal, share_journals
 from ninfer_convert.run.tasks import Task, Tasks
@@ -319,10 +319,7 @@ class _Flusher:
         self.is_ending = False
         self.error: BaseException | None = None
         self.thread = threading.Thread(target=self._work, daemon=True)
-        try:
-            self.thread.start()
-        except RuntimeError as error:
-            raise OutputError(f"a thread cannot be started: {error}; use fewer --threads") from error
+        start_threads([self.thread])
 
     def add(self, segments: Sequence[Segment], nbytes: int, losses: Mapping[int, Loss]) -> None:
         """Takes what was written, and losses of objects that it completes.
