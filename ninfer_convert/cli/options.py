@@ -316,16 +316,23 @@ def _bar(verb: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def _log_lines(verb: str) -> Iterator[Callable[[int, int], None]]:
-    started = last = time.monotonic()
+    last = time.monotonic()
+    # When something was done first: before that kernels may have been compiled.
+    begun: tuple[float, int] | None = None
 
     def show(done: int, total: int) -> None:
-        nonlocal last
+        nonlocal last, begun
         now = time.monotonic()
-        if now - last < LOG_SECONDS or not done:
+        if not done:
+            return
+        begun = begun or (now, done)
+        if now - last < LOG_SECONDS:
             return
         last = now
-        rate = done / (now - started)
-        left = (total - done) / rate
-        say(f"{verb}: {done / total:.0%}, {rate / 2**20:.0f} MiB/s, {left:.0f} s left", err=True)
+        text = f"{verb}: {done / total:.0%}"
+        if now > begun[0] and done > begun[1]:
+            rate = (done - begun[1]) / (now - begun[0])
+            text += f", {rate / 2**20:.0f} MiB/s, {(total - done) / rate:.0f} s left"
+        say(text, err=True)
 
     yield show
