@@ -307,6 +307,24 @@ def test_shares_that_were_run_without_stats_are_measured_when_run_with_them(tmp_
     assert {item["name"]: item.get("stats") for item in case.report()["objects"]} == reported
 
 
+def test_losses_in_journals_that_no_object_can_have_are_not_reported(tmp_path, reported):
+    case = a_case(tmp_path)
+    plan, journal = tmp_path / "plan.json", tmp_path / "out.ninfer.part.journal.0-of-1"
+    for words in (
+        ("plan", case.recipe_path, "--source", case.sources["base"], "-o", plan, "--output", case.output),
+        ("prepare", "--plan", plan),
+        ("run", "--plan", plan, "--shard", "0/1"),
+    ):
+        assert run_cli(*words).code == 0
+    direct = len(ENCODED)
+    with journal.open("a") as file:
+        for index, elements in ((-1, 4096 * 512), (direct, 512), (99, 512), (0, 512)):
+            print(json.dumps({"object": index, "loss": Loss(elements, 3, 5).as_json()}), file=file)
+    assert run_cli("finalize", "--plan", plan).code == 0
+    found = {item["name"]: item.get("stats") for item in case.report()["objects"]}
+    assert found == {**reported, f"w/{ENCODED[0]}": None}
+
+
 @pytest.mark.parametrize("first", [(), ("--no-stats",)])
 def test_a_resumed_run_reports_the_same(tmp_path, reported, first):
     case = a_case(tmp_path)

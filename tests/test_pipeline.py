@@ -10,13 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from case_tools import Case, entry, filled
+from case_tools import Q4, Case, entry, filled
 from pipeline import planned
 
 from ninfer_convert.encode.loss import Loss
 from ninfer_convert.errors import OutputError
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.run import pipeline, shares
+from ninfer_convert.run.journal import Kept
 from ninfer_convert.run.pipeline import Pipeline
 from ninfer_convert.run.share_journal import Segment
 from ninfer_convert.run.shares import _Flusher
@@ -120,6 +121,19 @@ def test_an_interrupt_as_the_lock_is_taken_or_given_back_does_not_keep_it(
     other.start()
     other.join()
     assert found == [True]
+
+
+@pytest.mark.parametrize(("elements", "pending"), [(256, 0), (255, 1), (0, 1)])
+def test_a_claim_with_the_loss_of_a_part_is_made_again(tmp_path: Path, elements: int, pending: int) -> None:
+    case = Case(tmp_path)
+    case.source({"w": filled("BF16", (4, 64), 0x3F80)})
+    case.recipe(entry("w", (4, 64), Q4, "w"))
+    with planned(case.recipe_path, case.sources) as plan, PartFile(case.output, plan.file_bytes) as part:
+        part.begin()
+        run = Pipeline(plan, part, Tasks(plan, 1, 1 << 20, stats=True), None)
+        digest = run._digest(0, np.empty(4096, np.uint8))
+        run.resume(Kept({}, {0: digest}, {0: Loss(elements, 0, 1)}, 0))
+        assert run.shared.pending == [pending]
 
 
 def test_an_interrupt_while_a_thread_begins_is_an_interrupt(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,7 @@ from ninfer_convert.run.share_journal import (
     share_writers,
 )
 from ninfer_convert.run.shares import part_path, require_prepared
+from ninfer_convert.run.tasks import is_loss_of
 from ninfer_convert.run.writer import NO_LOCKS, PartFile, read_at
 
 SHOWN_PROBLEMS = 20
@@ -199,8 +200,8 @@ def _claims(
     if problems:
         raise PlanError(*problems)
     _require_agreement(plan, claims)
-    # A share may have been run without measuring; what is no object of the plan is nobody's.
-    return claims, {index: losses[index] for index in sorted(losses) if index < len(plan.objects)}
+    # A share may have been run without measuring.
+    return claims, {index: loss for index, loss in sorted(losses.items()) if is_loss_of(plan, index, loss)}
 
 
 def _require_agreement(plan: Plan, claims: Sequence[_Claim]) -> None:

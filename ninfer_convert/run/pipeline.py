@@ -31,7 +31,7 @@ from ninfer_convert.errors import OutputError
 from ninfer_convert.plan.planner import Plan, PlannedTensor
 from ninfer_convert.plan.provenance import Outcome
 from ninfer_convert.run.journal import Journal, Kept
-from ninfer_convert.run.tasks import Task, Tasks
+from ninfer_convert.run.tasks import Task, Tasks, is_loss_of
 from ninfer_convert.run.writer import PartFile
 from ninfer_convert.source.remote import RemoteCheckpoint
 from ninfer_convert.source.streaming import SHARDS_SUFFIX, Supply, shard_directory
@@ -110,6 +110,8 @@ class Pipeline:
         scratch = np.empty(HASH_BYTES, np.uint8)
         for index, digest in kept.claims.items():
             loss = kept.losses.get(index)
+            if loss is not None and not is_loss_of(self.plan, index, loss):
+                loss = None
             if loss is None and self.tasks.is_measured(index):
                 continue
             if self._digest(index, scratch) == digest:
@@ -141,7 +143,7 @@ class Pipeline:
         part, journal, shared = self.part, self.journal, self.shared
         if part is None or journal is None:
             return
-        with shared.lock:
+        with shared.mutex:
             new = shared.digests.keys() - shared.recorded
             done = [(index, shared.digests[index], shared.losses.get(index)) for index in sorted(new)]
         part.sync()

@@ -33,6 +33,12 @@ class Task:
     condition: Value | None = None
 
 
+def is_loss_of(plan: Plan, index: int, loss: Loss) -> bool:
+    """Tells whether a loss that a journal holds can be that of an object: of an encoded one, and of all of it."""
+    item = plan.objects[index] if 0 <= index < len(plan.objects) else None
+    return isinstance(item, PlannedTensor) and is_encoded(item) and loss.elements == elements(item.shape)
+
+
 class Tasks:
     """The tasks of a plan, for any number of threads; with `stats`, what encoding costs is measured."""
 
