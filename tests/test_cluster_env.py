@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from case_tools import run_cli
 
 from ninfer_convert.errors import UsageError
 from ninfer_convert.run.cluster_env import MAX_SHARES, choose_share
@@ -66,6 +67,32 @@ def test_the_share_is_the_one_the_variables_mean(
 ) -> None:
     chosen = choose_share(text, environment)
     assert (chosen.index, chosen.count, chosen.origin) == (index, count, origin)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "environment", "is_auto"),
+    [
+        ("Slurm", slurm_array(0, 0, 8), True),
+        ("LSF", LSF, True),
+        ("SGE", SGE, True),
+        ("Kubernetes", {"JOB_COMPLETION_INDEX": "0"}, False),
+        ("PBS", {"PBS_ARRAY_INDEX": "1"}, False),
+    ],
+)
+def test_the_help_says_where_auto_is_enough(scheduler: str, environment: dict[str, str], is_auto: bool) -> None:
+    auto, slash, given = " ".join(run_cli("prepare", "--help").out.split()).partition("--shard auto/N takes I from ")
+    assert slash
+    assert (scheduler in auto, scheduler in given.split(".")[0]) == (is_auto, not is_auto)
+    if is_auto:
+        assert choose_share("auto", environment).index >= 0
+    else:
+        with pytest.raises(UsageError, match="give --shard auto/N"):
+            choose_share("auto", environment)
+        assert choose_share("auto/4", environment).count == 4
+
+
+def test_the_help_of_run_shows_every_spelling_of_a_share() -> None:
+    assert "--shard I/N|auto|auto/N " in run_cli("run", "--help").out
 
 
 @pytest.mark.parametrize("low", [0, 1, 5])

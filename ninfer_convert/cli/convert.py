@@ -38,7 +38,7 @@ if TYPE_CHECKING:
               help="Where it goes; required, like RECIPE, unless --plan is given.")
 @click.option("--plan", "plan_name", metavar="PLAN.json", shell_complete=candidates.json_files,
               help="What `plan -o` wrote, in place of RECIPE and all else.")
-@click.option("--shard", metavar="I/N|auto", shell_complete=candidates.words("auto"),
+@click.option("--shard", metavar="I/N|auto|auto/N", shell_complete=candidates.words("auto"),
               help="With --plan: the share to make, I from 0; see `prepare --help`.")
 @threads_option
 @dask_option

@@ -87,7 +87,7 @@ def prepare(plan_name: str, quiet: bool) -> None:
     """Make the part file that the shares of a plan are written into.
 
     Do this once, before any share is run, on a file system that all machines see. To do it again changes nothing.
-    --shard auto takes I and N from Slurm, Kubernetes, PBS or LSF.
+    --shard auto takes I and N from Slurm, LSF or SGE, --shard auto/N takes I from Kubernetes or PBS.
 
     \b
     Examples:

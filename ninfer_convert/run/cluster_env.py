@@ -2,7 +2,7 @@
 
 Owns the variables of the schedulers and what their numbers mean. Refuses to know what a share is (`cuts`).
 
-Source: cli.md, `--shard I/N|auto`; the manuals of the schedulers.
+Source: cli.md, `--shard I/N|auto|auto/N`; the manuals of the schedulers.
 """
 
 from __future__ import annotations
