@@ -126,6 +126,21 @@ def test_the_recipe_commands_are_those_of_the_specification() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["verfy"], "Error: No such command 'verfy'. Did you mean 'verify'?\n"),
+        (["recipe", "lits"], "Error: No such command 'lits'. Did you mean 'list'?\n"),
+        (["zzz"], "Error: No such command 'zzz'.\n"),
+        (["comp\x1bare"], "Error: No such command 'comp\\x1bare'. Did you mean 'compare'?\n"),
+    ],
+)
+def test_a_mistyped_command_is_told_the_nearest(words: list[str], told: str) -> None:
+    ran = run_cli(*words)
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err.endswith(told)
+
+
 def test_the_first_page_has_every_command_under_a_title() -> None:
     page = run_cli("--help").out
     titles = re.findall(r"^(\w[\w ]*):$", page, re.MULTILINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -51,6 +52,17 @@ class LazyGroup(click.Group):
         if not isinstance(command, click.Command):
             raise TypeError(f"{module}:{attribute} is no command")
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Tells the nearest commands to one that is unknown; click itself would look among the imported ones."""
+        name = args[0]
+        if name not in self._entries and not ctx.resilient_parsing:
+            near = difflib.get_close_matches(name, self._entries)
+            if near:
+                ctx.fail(f"No such command {name!r}. Did you mean {' or '.join(map(repr, near))}?")
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         found = [CompletionItem(name, help=line) for name, (_, line) in self._entries.items()
