@@ -513,6 +513,13 @@ def test_strange_recipes_are_shown_or_refused(tmp_path: Path) -> None:
 # -- differences ----------------------------------------------------------------------------------------------
 
 
+def test_the_help_and_the_heading_go_from_the_old_recipe_to_the_new_one(here: Path) -> None:
+    page = " ".join(run_cli("recipe", "show", "--help").out.split())
+    assert "ninfer-convert recipe show qwen3.6-27b/groupwise-int --diff my-tune.yaml" in page
+    assert "Show what changes from RECIPE to recipe OTHER." in page
+    assert show("base.yaml", "--diff", "tune.yaml", code=1).startswith("base.yaml -> tune.yaml\n")
+
+
 def test_differences_are_printed_and_told_by_the_exit_code(here: Path) -> None:
     text = show("base.yaml", "--diff", "tune.yaml", code=1)
     assert text == f"""\

@@ -28,7 +28,7 @@ from ninfer_convert.recipe.render import beyond_limits, expanded, recipe_text
 @click.option("--object", "names", multiple=True, metavar="NAME|GLOB", shell_complete=candidates.recipe_objects,
               help="Explain these objects; with --diff, compare nothing but them.")
 @click.option("--diff", "other", metavar="OTHER", shell_complete=candidates.recipe_names,
-              help="Show what RECIPE and recipe OTHER do differently.")
+              help="Show what changes from RECIPE to recipe OTHER.")
 @place_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def show_recipe(
@@ -51,7 +51,7 @@ def show_recipe(
     Examples:
       ninfer-convert recipe show my-tune.yaml
       ninfer-convert recipe show demo --object 'text/layers/0/*'
-      ninfer-convert recipe show my-tune.yaml --diff qwen3.6-27b/groupwise-int
+      ninfer-convert recipe show qwen3.6-27b/groupwise-int --diff my-tune.yaml
     """
     where = {"--source": sources, "--input": inputs, "--prefix": prefixes}
     for option, given in where.items():
