@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,30 @@ def test_a_job_gives_up_at_the_exit_codes_that_come_again(step: str) -> None:
     assert rules == [{"action": action, "onExitCodes": {"operator": "In", "values": [1, 2]}}]
     # A policy asks for it.
     assert spec["template"]["spec"]["restartPolicy"] == "Never"
+
+
+def test_slurm_is_given_nothing_when_the_artifact_is_there(tmp_path: Path) -> None:
+    """The programs of the script are stand-ins that say what they are called with."""
+    calls = tmp_path / "calls"
+
+    def submit(told: str, code: int = 0) -> tuple[int, str, str, list[str]]:
+        calls.unlink(missing_ok=True)
+        programs = {"ninfer-convert": f"echo '{told}' >&2; exit {code}", "sbatch": f"echo $2 >> {calls}; echo 17"}
+        for name, text in programs.items():
+            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+            (tmp_path / name).chmod(0o755)
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+        words = [CLUSTER / "slurm_submit.sh", tmp_path / "plan.json", "2"]
+        ran = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+        return ran.returncode, ran.stdout, ran.stderr, calls.read_text().split() if calls.exists() else []
+
+    complete = "out.ninfer is complete already"
+    assert submit(complete) == (0, "", f"{complete}\n", [])
+    prepared = "prepared out.ninfer.part: 17 bytes"
+    assert submit(prepared) == (0, "17\n", f"{prepared}\n", ["--array=0-1", "--dependency=afterok:17"])
+    again = "out.ninfer.part is prepared already"
+    assert submit(again) == (0, "17\n", f"{again}\n", ["--array=0-1", "--dependency=afterok:17"])
+    assert submit("error: no such plan", 1) == (1, "", "error: no such plan\n", [])
 
 
 def test_the_jobs_make_the_artifact_of_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
