@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
 import pytest
 from case_tools import Case, entry, run_cli, words_of
 from console_page import PAGE, commands, played, steady
+from miniatures import ROOT
 
 from ninfer_convert.formats import FORMATS
 from ninfer_convert.layout import LayoutError, geometry
@@ -34,6 +36,17 @@ def test_a_page_that_has_rotted_is_seen(tmp_path: Path) -> None:
     assert real == "$ cat \\\n    a.yaml\n# a.yaml\nb: 1\n$ echo took 1.5 s\ntook 1.5 s\n"
     assert steady(block) != steady(real)
     assert steady("took 1.5 s\n") == steady("took 2.5 s\n")
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", PAGE], ids=["README", "tutorial"])
+def test_what_the_commands_of_a_page_leave_in_a_clone_is_ignored(page: Path) -> None:
+    blocks = re.findall(r"^```\w+\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    text = "\n".join(blocks)
+    made = re.findall(r"(?:(?:^|\s)(?:-o|>|--output|--html|--scheduler-file)|make_checkpoint.py \S+) (\S+)", text)
+    made += re.findall(r"^# (\S+\.yaml)$", text, re.MULTILINE)
+    ignored = [line.strip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()]
+    assert len(set(made)) > 8
+    assert [path for path in made if not any(fnmatch(path.split("/")[0], pattern) for pattern in ignored)] == []
 
 
 def test_links_of_the_page_lead_somewhere() -> None:
