@@ -186,6 +186,16 @@ def test_the_settings_are_those_of_numba_but_not_its_directory(monkeypatch):
     assert compiled._settings() == [("NUMBA_CPU_NAME", "generic"), ("NUMBA_OPT", "2")]
 
 
+def test_the_settings_of_a_file_in_the_working_directory_count(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    without = compiled._settings()
+    (tmp_path / compiled.SETTINGS_FILE).write_bytes(b"cpu_name: generic\n")
+    assert compiled._settings() == sorted([*without, (".numba_config.yaml", b"cpu_name: generic\n".hex())])
+    (tmp_path / compiled.SETTINGS_FILE).unlink()
+    (tmp_path / compiled.SETTINGS_FILE).mkdir()
+    assert compiled._settings() == without
+
+
 DAMAGE = {
     "empty": lambda content: b"",
     "truncated": lambda content: content[: len(content) // 2],

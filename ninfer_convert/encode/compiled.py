@@ -7,6 +7,7 @@ do, and does not check what it is given: `rows` and `words` do.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -26,6 +27,9 @@ from ninfer_convert.encode.kernel_cache import cache_directory, load_entry, save
 
 _EXTERNAL = {"memset", "memcpy", "memmove", "NRT_MemInfo_call_dtor"}
 """What the machine code may call. The last is numba's, for arrays that numba has allocated: no kernel has any."""
+
+SETTINGS_FILE = ".numba_config.yaml"
+"""numba reads it in the working directory."""
 
 _lock = threading.RLock()
 
@@ -143,8 +147,13 @@ def _target() -> tuple[str, str, str]:
 
 
 def _settings() -> list[tuple[str, str]]:
-    """Returns numba's own settings, such as the name of a processor to compile for."""
-    return sorted(item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR")
+    """Returns numba's own settings, such as the name of a processor to compile for: variables, and its file."""
+    found = [item for item in os.environ.items() if item[0].startswith("NUMBA_") and item[0] != "NUMBA_CACHE_DIR"]
+    file = Path(SETTINGS_FILE)
+    with contextlib.suppress(OSError):
+        if file.is_file():
+            found.append((file.name, file.read_bytes().hex()))
+    return sorted(found)
 
 
 def _new_engine() -> Any:
