@@ -72,16 +72,6 @@ def test_every_scale_goes_where_the_layout_says(blocks, quads, seed):
     assert np.array_equal(planes["code"], code)
 
 
-def test_scales_of_a_matrix_go_where_those_of_an_array_go():
-    rng = np.random.default_rng(4)
-    code, scale = rng.integers(0, 256, (128, 32), np.uint8), rng.integers(0, 0x7F, (128, 4), np.uint8)
-    planes, other = nvfp4_planes(128, 64), nvfp4_planes(128, 64)
-    other["scale"] = np.asmatrix(other["scale"])
-    pack_nvfp4_rows(code, scale, planes)
-    pack_nvfp4_rows(code, scale, other)
-    assert other["scale"].tolist() == planes["scale"].tolist()
-
-
 def test_blocks_of_128_rows_from_threads_give_the_same_bytes():
     rows, k = 128 * 6, 128
     random = np.random.default_rng(3)

@@ -42,8 +42,7 @@ def pack_nvfp4_rows(code: Array, scale: Array, planes: Mapping[str, Plane]) -> N
     require_array("scale", scale, _BYTE, 2, (rows, groups))
     require_plane(planes, "code", (rows, code_bytes))
     require_plane(planes, "scale", (rows, groups))
-    # A matrix, which numpy has too, stays one of two dimensions.
-    bad_scale = KERNELS["swizzle_nvfp4_scales"](scale, np.asarray(planes["scale"]).reshape(-1))
+    bad_scale = KERNELS["swizzle_nvfp4_scales"](scale, planes["scale"].reshape(-1))
     if bad_scale >= 0:
         row, group = divmod(bad_scale, groups)
         raise RowError(row, f"scale {_e4m3_offence(int(scale[row, group]))}", group=group)
