@@ -438,6 +438,17 @@ def test_a_single_file_is_called_after_itself(tmp_path: Path) -> None:
     assert "id: model-7-layers-draft\n" in init(tmp_path, place / "7 Layers.safetensors")
 
 
+@pytest.mark.parametrize("name", ["no", "null", "y", "a-b", "_"])
+def test_sources_may_have_any_name(tmp_path: Path, name: str) -> None:
+    first = write_hollow(tmp_path / "first", {**TENSORS, "a": ("BOOL", (2,))}, files={"vocab.txt": b"a"})
+    second = write_hollow(tmp_path / "second", {"b": ("F32", (2,)), "c": ("BOOL", (2,))}, files={"merges.txt": b"a"})
+    for sources in ([f"{name}={first}", f"other={second}"], [f"other={first}", f"{name}={second}"]):
+        init(tmp_path, *sources)
+        report = require_good(tmp_path, sources)
+        assert set(report["sources"]) == {name, "other"}
+        assert len(report["objects"]) == 5
+
+
 def test_a_path_may_hold_an_equals_sign(tmp_path: Path) -> None:
     place = write_hollow(tmp_path / "a=b", TENSORS)
     assert "sources:\n  base:\n" in init(tmp_path, place)

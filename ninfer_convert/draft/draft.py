@@ -155,7 +155,7 @@ def _ignore_lines(ignored: Mapping[str, Sequence[_Group]], writer: Writer, by_so
     lines: list[str] = []
     for source, groups in ignored.items():
         if by_source:
-            lines.append(f"  {source}:")
+            lines.append(f"  {scalar(source)}:")
         indent = 4 if by_source else 2
         for reason, tree in groups:
             lines += comment(f"{reason[0].upper()}{reason[1:]}.", indent)

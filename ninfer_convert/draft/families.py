@@ -286,7 +286,7 @@ def _source_lines(recipe: Recipe, sources: Mapping[str, Checkpoint]) -> list[str
         if differing := _differing(spec.config, checkpoint.config or {}):
             members += comment("Here config.json differs from what the shipped recipe expects.", 4)
             members += ["    config:", *member_lines(differing, 6)]
-        lines += [f"  {source}:", *members] if members else []
+        lines += [f"  {scalar(source)}:", *members] if members else []
     return [*notes, *(["sources:", *lines] if lines else [])]
 
 
@@ -371,7 +371,7 @@ def _ignore_lines(match: _Match) -> list[str]:
     lines = [*comment(f"{text}; add objects if the engine wants them.", 0), "ignore:"]
     if len(match.unused) > 1:
         for source, tree in trees.items():
-            lines += [f"  {source}:", *writer.lines(tree, indent=4)]
+            lines += [f"  {scalar(source)}:", *writer.lines(tree, indent=4)]
     else:
         lines += writer.lines(next(iter(trees.values())))
     definitions = sets.lines()

@@ -50,7 +50,7 @@ def model_name(checkpoint: Checkpoint) -> str:
 
 def source_lines(name: str, checkpoint: Checkpoint, dtypes: Iterable[str]) -> list[str]:
     """Returns the entry of a source: repository and commit where they are known, dtypes, members of the config."""
-    lines = [f"  {name}:"]
+    lines = [f"  {scalar(name)}:"]
     if checkpoint.repo and checkpoint.revision:
         lines += [f"    repo: {scalar(checkpoint.repo)}", f"    revision: {scalar(checkpoint.revision)}"]
     else:
@@ -60,7 +60,7 @@ def source_lines(name: str, checkpoint: Checkpoint, dtypes: Iterable[str]) -> li
     if pins := pinned_config(checkpoint.config or {}):
         lines.append("    config:")
         lines += member_lines(pins, 6)
-    return lines if any(not line.lstrip().startswith("#") for line in lines[1:]) else [f"  {name}: {{}}"]
+    return lines if any(not line.lstrip().startswith("#") for line in lines[1:]) else [f"  {scalar(name)}: {{}}"]
 
 
 def pinned_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def resource_lines(sources: Mapping[str, Checkpoint]) -> list[str]:
             continue
         lines.append(f"  - resource: {scalar(f'frontend/{file}')}")
         if source != default:
-            lines.append(f"    source: {source}")
+            lines.append(f"    source: {scalar(source)}")
         lines += [f"    file: {scalar(file)}", f"    sha256: {scalar(sha256)}"]
     return lines
 
