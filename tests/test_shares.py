@@ -139,7 +139,7 @@ def test_shares_of_separate_processes_make_the_artifact_of_one(
     assert {**report(shared.output), "run": None} == {**report(plain), "run": None}
     assert ended.out == f"{report(plain)['artifact']['sha256']}  {shared.output}\n"
     assert f"{many.objects} objects, " in ended.err
-    assert f" of {count} shares, " in ended.err
+    assert f" of {count} {'share' if count == 1 else 'shares'}, " in ended.err
 
 
 @pytest.mark.parametrize("recipe", ["qwen3.6-27b/groupwise-int", "qwen3.8-27b/nvfp4"])
