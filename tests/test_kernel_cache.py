@@ -317,6 +317,16 @@ def test_a_directory_that_vanishes_ends_nothing(entries, compilations):
     assert len(compilations) == 1
 
 
+def test_compiling_is_announced_once(entries):
+    told = []
+    compiled.announce(lambda: told.append("compiling"))
+    for _ in range(2):
+        call()
+        (entry,) = entries.iterdir()
+        entry.unlink()
+    assert told == ["compiling"]
+
+
 def test_without_a_directory_kernels_are_compiled_and_nothing_is_kept(compilations, monkeypatch):
     monkeypatch.setattr(kernel_cache, "cache_directory", lambda: None)
     call()

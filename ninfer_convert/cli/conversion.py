@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ninfer_convert import allowance
 from ninfer_convert.artifact.container import MAX_REPORT_BYTES
 from ninfer_convert.cli.options import progress, size_text
+from ninfer_convert.cli.output import say
 from ninfer_convert.errors import UsageError, printable
 from ninfer_convert.plan.planner import Plan
 from ninfer_convert.plan.provenance import Outcome, report_json
@@ -108,9 +109,12 @@ def _report_writer(job: Job, plan: Plan) -> Callable[[Outcome, int], Callable[[]
 
 def _convert_here(job: Job, plan: Plan, how: How) -> Outcome:
     # The kernels and their compiler load here, when the plan has been accepted.
+    from ninfer_convert.encode.compiled import announce
     from ninfer_convert.plan.budget import block_bytes
     from ninfer_convert.run.convert import convert
 
+    if sys.stderr.isatty() and not how.quiet:
+        announce(lambda: say("note: compiling kernels, some seconds; they are kept for the next time", err=True))
     threads = how.threads or allowance.allowed_threads()
     write_report = _report_writer(job, plan)
     size = block_bytes(plan, threads, how.memory or max(allowance.MIN_MEMORY_BYTES, allowance.default_memory()))

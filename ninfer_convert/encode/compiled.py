@@ -33,6 +33,8 @@ SETTINGS_FILE = ".numba_config.yaml"
 
 _lock = threading.RLock()
 
+_announcements: list[Callable[[], None]] = []
+
 
 class Kernel:
     """One entry point; it is loaded, or else compiled, when it is first called. Safe from any thread."""
@@ -71,6 +73,8 @@ class Kernel:
 
     def _compile(self) -> bytes:
         """Returns the symbol of the function, and an object file."""
+        while _announcements:
+            _announcements.pop()()
         import numba
 
         # A setting for debugging numba programs: no interpreter runs these loops in anyone's lifetime.
@@ -172,6 +176,11 @@ def warm() -> None:
     """Loads every kernel, or compiles and keeps it; a run does either where it first needs one."""
     for kernel in KERNELS.values():
         kernel.load()
+
+
+def announce(tell: Callable[[], None]) -> None:
+    """Has something called once, before the first kernel is compiled, which takes seconds."""
+    _announcements[:] = [tell]
 
 
 def kept() -> tuple[Path | None, dict[str, bool]]:
