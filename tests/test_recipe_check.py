@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import threading
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from recipe_texts import COMMIT, GROUPED, HEAD, SMALL, TUNE
 
 from ninfer_convert.cli.carets import BEFORE, MAX_WIDTH, pointed
 from ninfer_convert.errors import RecipeError
+from ninfer_convert.plan.findings import folded
 from ninfer_convert.recipe.files import recipes_directory
 from ninfer_convert.recipe.loader import load_recipe
 from ninfer_convert.recipe.problems import told_nearest
@@ -452,6 +454,37 @@ def test_one_mistake_in_a_loop_is_told_once(case: Case) -> None:
     ]  # fmt: skip
     document = json.loads(run_cli("recipe", "check", "recipe.yaml", "--source", "base", "--json").out)
     assert document["problems"][2]["suggestion"] == "b.0.w"
+    told = case.refused(messages=3)
+    mistakes = [re.sub(r"^error: (\S+:[0-9]+:[0-9]+: )?", "", message) for message in told]
+    assert sorted(mistakes) == sorted(problem["message"] for problem in document["problems"])
+
+
+def test_every_turn_of_a_long_loop_is_counted_though_not_each_is_told_the_nearest(case: Case) -> None:
+    case.source({f"a.{i}.w": words_of("BF16", 1, 2) for i in range(64)})
+    loop = "{for: {l: {from: 0, through: 63}}, objects: [{name: o/<l>, shape: [2], format: BF16, value: a.<l>.v}]}"
+    case.recipe(loop)
+    nearest = "a.0.w, a.60.w, a.50.w"
+    case.refused(f"tensor a.0.v is not in source base (base); nearest: {nearest} (and 63 more like it)")
+
+
+def test_mistakes_of_different_places_and_sources_are_not_alike() -> None:
+    messages = [
+        "a1.yaml:1:2: tensor x.0 is not in source s",
+        "a1.yaml:1:2: tensor x.1 is not in source s; nearest: y.1, y.2",
+        "a2.yaml:1:2: tensor x.2 is not in source s",
+        "a1.yaml:1:3: tensor x.3 is not in source s",
+        "source q1: tensor a.0 is F32; the recipe states F16",
+        "source q2: tensor a.1 is F32; the recipe states F16",
+        "source q1: tensor a.2 is not used",
+        "source q1: tensor a.3 is not used",
+        "source q1: config.json a.b: 1 found, 2 required",
+        "source q1: config.json a.c: 1 found, 2 required",
+        "input r1 (a): SHA-256 0 found, 1 required",
+        "input r2 (b): SHA-256 0 found, 1 required",
+    ]
+    more = " (and 1 more like it)"
+    assert folded(messages) == [messages[0] + more, *messages[2:6], messages[6] + more, *messages[8:]]
+
 
 
 def test_a_missing_input_is_told_once(case: Case) -> None:

@@ -367,12 +367,12 @@ def test_other_prefixes_become_rules(tmp_path: Path) -> None:
         (
             lambda weight: dataclasses.replace(weight, shape=tuple(2 * side for side in weight.shape)),
             "object text/layers/0/gdn/a_log: cast(base:model.language_model.layers.0.linear_attn.A_log, FP32, exact) "
-            "has shape [96], expected [48].",
+            "has shape [96], expected [48] (and 47 more like it).",
         ),
         (
             lambda weight: dataclasses.replace(weight, kind="weight-divisor"),
             "object text/layers/0/input_norm: base:model.language_model.layers.0.input_layernorm.weight is F32; "
-            "format BF16 takes BF16; name the conversion: cast to BF16, rule nearest-even.",
+            "format BF16 takes BF16; name the conversion: cast to BF16, rule nearest-even (and 63 more like it).",
         ),
     ],
 )

@@ -28,9 +28,6 @@ from ninfer_convert.source.checkpoint import Checkpoint
 _SUBJECT = re.compile(r"(source|input) ([A-Za-z_][A-Za-z0-9_-]*)(?::| \()")
 _CONFIG = re.compile(r"source \S+: config\.json ([^:]+): ")
 _TAKES = re.compile(r"; (?:format \S+|the (?:row )?encoder) takes ")
-_NAMES = re.compile(r"\S*[0-9./]\S*")
-"""Words that tell one tensor, object or size from another."""
-
 _MEMBERS = (("revision", ": revision "), ("dtype", "; the recipe states "), ("sha256", ": SHA-256 "))
 """Members of a source or an input with a part of each message that compares them."""
 
@@ -108,7 +105,7 @@ def check_with_sources(
     try:
         plan = make_plan(reading.recipe, sources, inputs, unpinned=unpinned)
     except PlanError as error:
-        found += _folded([places.problem("error", message) for message in error.messages])
+        found += [places.problem("error", message) for message in error.messages]
     else:
         found += [places.problem("warning", message) for message in plan.warnings]
         found += [places.problem("note", message) for message in plan.waived]
@@ -117,20 +114,6 @@ def check_with_sources(
 
 def _ordered(problems: Sequence[Problem]) -> tuple[Problem, ...]:
     return tuple(sorted(problems, key=lambda problem: problem.mark))
-
-
-def _folded(problems: Sequence[Problem]) -> list[Problem]:
-    """Returns the first of those at one place that differ only in names and numbers, with how many there are.
-
-    A loop makes one mistake as often as it goes round.
-    """
-    alike: dict[tuple[Mark, str], list[Problem]] = {}
-    for problem in problems:
-        alike.setdefault((problem.mark, _NAMES.sub("*", problem.text)), []).append(problem)
-    return [
-        dataclasses.replace(first, text=f"{first.text} (and {len(others)} more like it)") if others else first
-        for first, *others in alike.values()
-    ]
 
 
 class _Places:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ninfer_convert.errors import PlanError
+
+_ALIKE = re.compile(r"(?P<place>.*?:[0-9]+:[0-9]+: |source \S+: (?=tensor ))(?P<text>.*?)(?P<near>; nearest: .*)?")
+"""A message that a loop may repeat: its place or its source, and what it says there."""
+
+_NAMES = re.compile(r"\S*[0-9./]\S*")
+"""Words that tell one tensor, object or size from another."""
 
 
 @dataclass(slots=True)
@@ -30,6 +38,21 @@ class Findings:
             self.problem(message + "; --unpinned accepts it and records that")
 
     def raise_problems(self) -> None:
-        """Raises one PlanError with every problem, if there are any."""
+        """Raises one PlanError with every problem, what a loop repeats told once, if there are any."""
         if self._problems:
-            raise PlanError(*self._problems)
+            raise PlanError(*folded(self._problems))
+
+
+def folded(messages: Iterable[str]) -> list[str]:
+    """Returns the first of the messages of one place that differ only in names and numbers, with how many there are.
+
+    A loop makes one mistake as often as it goes round.
+    """
+    alike: dict[tuple[str, str], list[str]] = {}
+    for message in messages:
+        found = _ALIKE.fullmatch(message)
+        key = (found["place"], _NAMES.sub("*", found["text"])) if found else ("", message)
+        alike.setdefault(key, []).append(message)
+    return [
+        f"{first} (and {len(others)} more like it)" if others else first for first, *others in alike.values()
+    ]
