@@ -394,14 +394,27 @@ class TestComponents:
 
     def test_a_needed_component_that_is_absent_is_one_message(self, case: Case) -> None:
         self.write(case, 0, optional=False)
-        case.refused("mtp.0.weight is missing", "15 of 15 missing", "optional: true", "drop: mtp/*")
+        names = ", ".join(f"base:mtp.{number}.weight" for number in range(3))
+        (message,) = case.refused(f"component mtp: 15 of 15 missing: {names} and 12 more; a", "optional: true")
+        assert message.endswith("or be left out with `change: [drop: mtp/*]`")
 
     @pytest.mark.parametrize("optional", [True, False])
     def test_a_component_that_is_there_in_part_is_one_message(self, case: Case, optional: bool) -> None:
         self.write(case, 14, optional=optional)
-        (message,) = case.refused("mtp.0.weight is missing", "1 of 15 missing", "`change: [drop: mtp/*]`")
+        nearest = "nearest: mtp.10.weight, mtp.9.weight, mtp.8.weight"
+        (message,) = case.refused(f"component mtp: 1 of 15 missing: base:mtp.0.weight; {nearest}; ")
+        assert message.endswith("it may be left out with `change: [drop: mtp/*]`")
         assert ("may be absent whole, not in part" in message) == optional
         assert "optional: true" not in message
+
+    def test_a_slip_in_a_component_is_one_message_with_the_tensor_that_was_meant(self, case: Case) -> None:
+        names = [f"mtp.{i}.weight" for i in range(9)]
+        case.source({"a": vector(), **dict.fromkeys(names, vector())})
+        slips = {4: "mtp.4.wieght", 7: "mtp.7.wieght"}
+        objects = ", ".join(entry(f"mtp/{i}", [2], "BF16", slips.get(i, name)) for i, name in enumerate(names))
+        case.recipe(*take("a"), f"{{component: mtp, objects: [{objects}]}}")
+        missing = "component mtp: 2 of 9 missing: base:mtp.4.wieght, base:mtp.7.wieght"
+        case.refused(f"{missing}; nearest: mtp.4.weight, mtp.8.weight, mtp.7.weight; it may be left out with")
 
     SHARED = "{component: mtp, optional: %s, objects: [%s, {name: mtp/e, shape: [2], format: BF16, value: a}]}"
 
@@ -418,7 +431,7 @@ class TestComponents:
     def test_what_a_component_shares_does_not_count_in_its_messages(self, case: Case) -> None:
         case.source({"a": vector()})
         case.recipe(*take("a"), self.SHARED % ("false", entry("mtp/0", [2], "BF16", "mtp.0.weight")))
-        case.refused("mtp.0.weight is missing, 1 of 1 missing", "may be declared optional: true")
+        case.refused("component mtp: 1 of 1 missing: base:mtp.0.weight; a component", "may be declared optional: true")
 
     def test_a_shared_tensor_that_is_missing_is_told_of_those_outside(self, case: Case) -> None:
         case.source({"mtp.0.weight": vector(), "b": vector()})

@@ -24,7 +24,7 @@ from ninfer_convert.plan.agreement import (
     require_inputs_unchanged,
 )
 from ninfer_convert.plan.casts import CASTS, WORD_BYTES
-from ninfer_convert.plan.components import component_leaves, left_out
+from ninfer_convert.plan.components import component_leaves, left_out, missing_text
 from ninfer_convert.plan.findings import Findings
 from ninfer_convert.plan.requirements import require
 from ninfer_convert.plan.resources import read_resource
@@ -244,17 +244,12 @@ class _Planner:
             if not missing:
                 continue
             self.partial.add(component)
-            drop = f"left out with `change: [drop: {component}/*]`"
-            if is_optional:
-                advice = f"an optional component may be absent whole, not in part; it may be {drop}"
-            elif len(missing) == len(named):
-                advice = f"a component that is absent whole may be declared optional: true, or be {drop}"
-            else:
-                advice = f"it may be {drop}"
-            self.findings.problem(
-                f"{missing[0].mark}: component {component}: {printable(str(missing[0]))} is missing, "
-                f"{len(missing)} of {len(named)} missing; {advice}"
-            )
+            first = missing[0]
+            near: tuple[str, ...] = ()
+            if isinstance(first, Tensor) and len(missing) < len(named):
+                near = self.binder.nearest(first.source, first.name)
+            text = missing_text(component, missing, len(named), near, is_optional=is_optional)
+            self.findings.problem(f"{first.mark}: {text}")
         return absent
 
     # -- objects --------------------------------------------------------------------------------------------

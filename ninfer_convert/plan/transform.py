@@ -194,13 +194,18 @@ class Binder:
         checkpoint = self._sources[source]
         message = f"tensor {printable(name)} is not in source {source} ({printable(checkpoint.location)})"
         self._hints += 1
-        near = checkpoint.nearest(name) if self._hints <= MAX_HINTS else ()
+        near = self.nearest(source, name) if self._hints <= MAX_HINTS else ()
         if near:
             message += f"; nearest: {', '.join(map(printable, near))}"
-            self.spoken_of[source].update(near)
         if name.endswith("lm_head.weight") and (members := _tie_members(checkpoint)):
             message += f"; {_said(members)}"
         return message
+
+    def nearest(self, source: str, name: str) -> tuple[str, ...]:
+        """Returns the names most like that of a missing tensor, which may have been meant."""
+        near = self._sources[source].nearest(name)
+        self.spoken_of[source].update(near)
+        return near
 
     def _plain_tensor(self, leaf: Tensor) -> Value:
         bound = self._tensor(leaf.source, leaf.name, leaf.mark)
