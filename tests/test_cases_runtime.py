@@ -280,7 +280,7 @@ class TestChangingSources:
         def cut(shard: Path) -> None:
             os.truncate(shard, 35000)
 
-        message = self.damage(case, cut, ninfer_convert.run.convert.BlockMaker, "make")
+        message = self.damage(case, cut, ninfer_convert.encode.block_maker.BlockMaker, "make")
         assert "tensor b" in message
         assert "file changed or truncated while reading" in message
 
