@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from case_tools import Ran, command, finish, spawn, start
+from case_tools import Ran, command, finish, run_cli, spawn, start
 from checkpoints import bf16, write_directory
 from hub_server import Hub, Repo, client_environment, serving
 from hypothesis import given
@@ -337,6 +337,32 @@ def test_a_hub_that_does_not_answer_is_given_up_soon(room: Room) -> None:
 def test_other_spellings_of_a_location_are_refused(where: str) -> None:
     with pytest.raises(UsageError, match="write hf://owner/name or hf://owner/name@revision"):
         parse_location(where)
+
+
+NOWHERE = "no such file or directory"
+
+
+@pytest.mark.parametrize(
+    ("where", "told"),
+    [
+        ("Qwen/Qwen3.6-27B", f"{NOWHERE}; if the hub is meant, write hf://Qwen/Qwen3.6-27B"),
+        ("https://huggingface.co/Qwen/Qwen3.6-27B", f"{NOWHERE}; if the hub is meant, write hf://Qwen/Qwen3.6-27B"),
+        ("https://hf.co/o/n/", f"{NOWHERE}; if the hub is meant, write hf://o/n"),
+        ("https://huggingface.co/o/n/tree/v1.0", f"{NOWHERE}; if the hub is meant, write hf://o/n@v1.0"),
+        # A path: one name, three names, from the root or from here, below a directory that is there.
+        *((path, NOWHERE) for path in ("Qwen3.6-27B", "a/b/c", "/o/n", "./n", "../n", "o/", "there/n", "https://o/n")),
+    ],
+)
+def test_a_path_that_leads_nowhere_and_looks_like_the_hub_is_told_the_spelling(
+    where: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("there").mkdir()
+    for words in (["plan", "minilm-l6-v2", "--source", where], ["recipe", "init", where]):
+        ran = run_cli(*words)
+        assert (ran.code, ran.errors) == (1, [f"error: {where}: {told}"])
+    Path("Qwen/Qwen3.6-27B").mkdir(parents=True, exist_ok=True)
+    assert "hf://Qwen" not in run_cli("plan", "minilm-l6-v2", "--source", "Qwen/Qwen3.6-27B").err
 
 
 def test_a_location_has_a_repository_and_perhaps_a_revision() -> None:

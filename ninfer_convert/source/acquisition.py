@@ -164,7 +164,13 @@ def _file_digest(path: str) -> str:
 
 def _open(spec: SourceSpec, place: Place, access: Access) -> Checkpoint:
     if not hub.is_hub(place.where):
-        return open_checkpoint(place.where, name=spec.name, prefixes=place.prefixes)
+        try:
+            return open_checkpoint(place.where, name=spec.name, prefixes=place.prefixes)
+        except SourceError as error:
+            meant = None if os.path.lexists(place.where) else hub.likely_meant(place.where)
+            if meant is None:
+                raise
+            raise SourceError(f"{error}; if the hub is meant, write {meant}") from error
     location = hub.parse_location(place.where)
     if location.revision is None and spec.revision and spec.repo in (None, location.repo):
         location = hub.HubLocation(location.repo, spec.revision)

@@ -40,6 +40,10 @@ DOWNLOADS = 4
 POLL_SECONDS = 0.05
 
 _LOCATION = re.compile(r"hf://([\w-][\w.-]*/[\w-][\w.-]*)(?:@([^@\s]+))?")
+_PAIR = re.compile(r"(?P<repo>\w[\w.-]*/\w[\w.-]*)")
+_PAGE = re.compile(
+    r"https?://(?:huggingface\.co|hf\.co)/(?P<repo>\w[\w.-]*/\w[\w.-]*)(?:/tree/(?P<revision>[^@\s?]+?))?/?"
+)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -85,6 +89,18 @@ def parse_location(where: str) -> HubLocation:
     if not found:
         raise UsageError(f"{printable(where)}: write hf://owner/name or hf://owner/name@revision")
     return HubLocation(found[1], found[2])
+
+
+def likely_meant(where: str) -> str | None:
+    """Returns the `hf://` location that a path which leads nowhere was most likely meant as; None if it is a path.
+
+    A page of the hub is one, and so is one owner/name pair, unless something is called like the owner.
+    """
+    if page := _PAGE.fullmatch(where):
+        return str(HubLocation(page["repo"], page["revision"]))
+    if _PAIR.fullmatch(where) and not os.path.lexists(where.split("/")[0]):
+        return str(HubLocation(where, None))
+    return None
 
 
 def is_offline() -> bool:
