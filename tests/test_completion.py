@@ -117,7 +117,7 @@ def write_artifact(path: Path, *names: str) -> Path:
         # RECIPE: shipped names, a part at a time, directories and YAML files
         (["plan", "qwen3.6-27b/n"], ["qwen3.6-27b/nvfp4"]),
         (["plan", "qw"], ["qwen3.6-27b/", "qwen3.8-27b/"]),
-        (["plan", "m"], ["minilm-l6-v2", "model/", "my model/"]),
+        (["plan", "m"], ["minilm-l6-v2", "model/"]),
         (["plan", "l"], ["lonely.yaml"]),
         (["plan", ".h"], [".hidden.yaml"]),
         (["plan", "./l"], ["./lonely.yaml"]),
@@ -163,6 +163,16 @@ def test_a_directory_that_is_called_like_a_recipe_is_offered_once(here: Path) ->
     assert offered("plan", "qwen3.6") == ["qwen3.6-27b/groupwise-int", "qwen3.6-27b/nvfp4", "qwen3.6-27b/"]
     assert offered("plan", "qwen3.6-27b/o") == ["qwen3.6-27b/own.yaml"]
     assert offered("plan", "qwen3") == ["qwen3.6-27b/", "qwen3.8-27b/"]
+
+
+def test_a_directory_without_recipes_is_offered_as_a_source_alone(here: Path) -> None:
+    (here / "gptx").mkdir()
+    (here / "gptx" / "model.safetensors").write_bytes(b"")
+    assert offered("plan", "g") == []
+    assert offered("plan", "lonely.yaml", "--source", "g") == ["gptx/"]
+    (here / "gptx" / "own.yml").write_bytes(b"")
+    assert offered("plan", "g") == ["gptx/"]
+    assert offered("plan", "gptx/") == ["gptx/own.yml"]
 
 
 def test_every_command_is_offered() -> None:

@@ -350,6 +350,20 @@ def test_an_unknown_name_is_told_the_nearest(name: str, hint: str, here: Path) -
     assert f"no recipe file and no shipped recipe is named '{name}'{hint}" in str(caught.value)
 
 
+def test_a_directory_in_place_of_a_recipe_is_told_to_be_one(here: Path) -> None:
+    Path("gptx").mkdir()
+    told = (
+        "no shipped recipe is named 'gptx', and here it is a directory; give a recipe file, which `recipe init` drafts "
+        "for a checkpoint"
+    )
+    with pytest.raises(RecipeError) as caught:
+        load_recipe("gptx")
+    assert str(caught.value) == told
+    # One that is called like a recipe is in nobody's way.
+    Path("demo").mkdir()
+    assert load_recipe("demo").id == load_recipe(recipes_directory() / "demo.yaml").id
+
+
 def test_a_path_wins_over_a_name_and_may_have_any_suffix(here: Path) -> None:
     Path("nvfp4").write_text(SMALL)
     assert load_recipe("nvfp4").id == "small-v1"

@@ -36,7 +36,8 @@ def recipe_names(context: click.Context, parameter: click.Parameter, incomplete:
     shipped = _parts(dict.fromkeys(shipped_recipes(), "shipped"), incomplete)
     # A directory may be called like the first part of a name.
     names = {item.value for item in shipped}
-    return shipped + [item for item in _paths(incomplete, YAML) if item.value not in names]
+    found = [item for item in _paths(incomplete, YAML) if item.value not in names]
+    return shipped + [item for item in found if not item.value.endswith("/") or _leads_to(item.value, YAML)]
 
 
 def yaml_files(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -251,6 +252,14 @@ def _paths(incomplete: str, suffixes: tuple[str, ...]) -> list[CompletionItem]:
             elif entry.name.endswith(suffixes):
                 found.append(CompletionItem(before + entry.name))
     return found
+
+
+def _leads_to(directory: str, suffixes: tuple[str, ...]) -> bool:
+    """Tells whether a directory holds a file with one of these suffixes, or another directory."""
+    with contextlib.suppress(OSError, ValueError):
+        entries = _entries(os.path.expanduser(directory))
+        return any(entry.name.endswith(suffixes) or entry.is_dir() for entry in entries)
+    return False
 
 
 def _entries(directory: str) -> Iterator[os.DirEntry[str]]:

@@ -84,7 +84,13 @@ def locate(path_or_name: str | os.PathLike[str]) -> str:
         return text
     if os.path.exists(text) and not os.path.isdir(text):
         return text
-    return os.fspath(find_recipe(text))
+    try:
+        return os.fspath(find_recipe(text))
+    except RecipeError as error:
+        if not os.path.isdir(text):
+            raise
+        directory = f"no shipped recipe is named {quoted(text)}, and here it is a directory"
+        raise RecipeError(f"{directory}; give a recipe file, which `recipe init` drafts for a checkpoint") from error
 
 
 def read_chain(path: str, problems: Problems) -> list[Document]:
