@@ -16,6 +16,7 @@ from ninfer_convert.artifact.reader import Artifact
 from ninfer_convert.artifact.verify import Problem
 from ninfer_convert.errors import printable
 from ninfer_convert.plan.planner import Plan, PlannedTensor
+from ninfer_convert.recipe.counting import counted
 from ninfer_convert.recipe.model import ObjectSpec, Recipe, TensorSpec
 
 INVENTORY = "inventory"
@@ -51,7 +52,7 @@ def check_plan(artifact: Artifact, plan: Plan) -> tuple[Problem, ...]:
             expected.append(_Expected(item.name, TensorRecord.kind, *what))
         else:
             expected.append(_Expected(item.name, ResourceRecord.kind, nbytes=item.nbytes))
-    problems = _compared(artifact, _identity(plan.recipe), expected, "plan")
+    problems = _compared(artifact, _identity(plan.recipe), expected)
     return (*problems, *_offset_problems(artifact))
 
 
@@ -71,8 +72,19 @@ def check_recipe(artifact: Artifact, recipe: Recipe, *, unpinned: bool = False) 
         if not any(spec.component == component and spec.name in artifact.objects for spec in recipe.objects)
     }
     specs = [spec for spec in recipe.objects if spec.component not in absent]
-    problems = _compared(artifact, _identity(recipe), [_expected(spec) for spec in specs], "recipe")
+    problems = _compared(artifact, _identity(recipe), [_expected(spec) for spec in specs])
     return problems if unpinned else (*problems, *_digests(artifact, specs))
+
+
+def other_recipe(problems: Sequence[Problem]) -> str | None:
+    """Returns what shows that an artifact is of another recipe: its identity, else names of objects; else None."""
+    identity = [problem.detail for problem in problems if problem.check == IDENTITY]
+    names = [problem for problem in problems if problem.check == INVENTORY]
+    if identity:
+        return "; ".join(identity)
+    if names:
+        return f"{counted(len(names), 'object')} in one of them alone, {printable(names[0].object or '')} first"
+    return None
 
 
 def _identity(recipe: Recipe) -> Identity:
@@ -96,18 +108,16 @@ def _digests(artifact: Artifact, specs: Sequence[ObjectSpec]) -> Iterator[Proble
             yield Problem(spec.name, PINNED, f"SHA-256 is {found}; the recipe requires {spec.sha256}")
 
 
-def _compared(
-    artifact: Artifact, identity: Identity, expected: Sequence[_Expected], judge: str
-) -> tuple[Problem, ...]:
+def _compared(artifact: Artifact, identity: Identity, expected: Sequence[_Expected]) -> tuple[Problem, ...]:
     problems = list(_identity_problems(artifact.identity, identity))
     named = {item.name: item for item in expected}
     for name, record in artifact.objects.items():
         if name in named:
-            problems += _record_problems(record, named[name], judge)
+            problems += _record_problems(record, named[name])
         else:
-            problems.append(Problem(name, INVENTORY, f"the {judge} does not name this object"))
+            problems.append(Problem(name, INVENTORY, "the recipe does not name this object"))
     problems += [
-        Problem(item.name, INVENTORY, f"the {judge} names this object; the artifact does not hold it")
+        Problem(item.name, INVENTORY, "the recipe names this object; the artifact does not hold it")
         for item in expected
         if item.name not in artifact.objects
     ]
@@ -115,7 +125,7 @@ def _compared(
     wanted_order = [item.name for item in expected if item.name in artifact.objects]
     for index, (found, wanted) in enumerate(zip(found_order, wanted_order, strict=True)):
         if found != wanted:
-            detail = f"stands where the {judge} has '{printable(wanted)}', {index} objects of both before it"
+            detail = f"stands where the recipe has '{printable(wanted)}', {index} objects of both before it"
             problems.append(Problem(found, ORDER, detail))
             break
     return tuple(problems)
@@ -138,12 +148,12 @@ def _identity_problems(found: Identity, required: Identity) -> Iterator[Problem]
             yield Problem(None, IDENTITY, detail)
 
 
-def _record_problems(record: ObjectRecord, expected: _Expected, judge: str) -> Iterator[Problem]:
+def _record_problems(record: ObjectRecord, expected: _Expected) -> Iterator[Problem]:
     if record.kind != expected.kind:
-        yield Problem(record.name, "kind", f"a {record.kind}; the {judge} states a {expected.kind}")
+        yield Problem(record.name, "kind", f"a {record.kind}; the recipe states a {expected.kind}")
         return
     for member in ("shape", "format", "layout", "nbytes") if isinstance(record, TensorRecord) else ("nbytes",):
         found, wanted = getattr(record, member), getattr(expected, member)
         if wanted is not None and found != wanted:
             shown = [list(value) if isinstance(value, tuple) else value for value in (found, wanted)]
-            yield Problem(record.name, member.removeprefix("n"), f"{shown[0]}; the {judge} states {shown[1]}")
+            yield Problem(record.name, member.removeprefix("n"), f"{shown[0]}; the recipe states {shown[1]}")

@@ -118,7 +118,7 @@ def verify(
         ]
         print_json(document)
     else:
-        _print_checks(found.notes, checks, problems)
+        _print_checks(artifact, found.notes, checks, problems)
     return 1 if problems else 0
 
 
@@ -182,9 +182,17 @@ def _advancing(show: Callable[[int, int], object] | None, total: int) -> Callabl
     return advance
 
 
-def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequence[Problem]) -> None:
+def _print_checks(
+    artifact: Path, notes: Sequence[str], checks: Sequence[_Check], problems: Sequence[Problem]
+) -> None:
+    from ninfer_convert.artifact.inventory import IDENTITY, other_recipe
+
     for note in notes:
         say(f"note: {note}")
+    is_sound = not problems
+    if (why := other_recipe(problems)) is not None:
+        say(f"error: {printable(os.fspath(artifact))} is the artifact of another recipe: {why}", err=True)
+        problems = [problem for problem in problems if problem.check != IDENTITY]
     for problem in problems[:SHOWN_PROBLEMS]:
         name = "" if problem.object is None else f"{printable(problem.object)}: "
         say(f"error: {name}{problem.check}: {problem.detail}", err=True)
@@ -192,7 +200,7 @@ def _print_checks(notes: Sequence[str], checks: Sequence[_Check], problems: Sequ
         say(f"error: and {counted(len(problems) - SHOWN_PROBLEMS, 'more problem')}", err=True)
     for check in checks:
         if not check.problems:
-            say(check.else_verdict or check.verdict if problems else check.verdict)
+            say(check.verdict if is_sound else check.else_verdict or check.verdict)
 
 
 @click.command()
