@@ -226,8 +226,11 @@ def test_the_comments_say_why(case: TuningCase, report_path: Path) -> None:
     errors = f"{expected['before']:.5f} -> {expected['after']:.5f}"
     assert f"#   expected error  {errors}, 25 tuned objects, weighed by squared norm" in lines
     assert f"#   no choice of these formats is below {expected['least']:.5f} in that size" in lines
-    slope = document["squared_error_saved_by_another_mib"] * 100
-    assert f"#   another MiB would save {slope:.3g} % of the squared error: changes that take bytes" in lines
+    # Of 320 KB a hundredth; by another MiB more than all of the error would be saved.
+    slope = document["squared_error_saved_by_another_mib"] * document["file_bytes"] / 2**20
+    assert slope < 100 < document["squared_error_saved_by_another_mib"] * 100
+    price = f"1 % more bytes would save {slope:.3g} % of the squared error"
+    assert f"#   {price}" in lines
     assert "estimated from that within about 12%. Nobody has evaluated this choice." in text
     assert "# artifact: {weights_id: case-weights-tuned}" in lines
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
@@ -247,7 +250,8 @@ def test_the_comments_say_why(case: TuningCase, report_path: Path) -> None:
         saved = (noise(items, "before") - noise(items, "after")) / noise(document["objects"], "after")
         place = lines.index(
             f"  #   {sizes[0]:,} -> {sizes[1]:,} bytes, expected error {before:.5f} -> {after:.5f}, "
-            f"{saved / (sizes[1] - sizes[0]) * 2**20 * 100:.3g} % of the squared error for each MiB"
+            f"{saved / (sizes[1] - sizes[0]) * document['file_bytes']:.3g} % of the squared error for each 1 % of "
+            "the artifact"
         )
         named = role([item["name"] for item in items])
         assert lines[place - 1] == f"  # {named}: {items[0]['format_before']} -> {wanted}"

@@ -99,8 +99,9 @@ def _comments(proposal: Proposal, recipe: Recipe, recipe_name: str, measurements
         f"  no choice of these formats is below {proposal.least:.5f} in that size",
     ]
     if proposal.slope:
-        lines.append(f"  another MiB would save {_part(proposal.slope)} of the squared error: changes that take bytes")
-        lines.append("  save about that or more for each MiB, changes that save bytes cost about that or less")
+        saved = _part(proposal.slope * _step_bytes(proposal) / MIB)
+        lines.append(f"  1 % more bytes would save {saved} of the squared error")
+        lines.append("  (those that take bytes save about that or more for each 1 %, those that save bytes cost it or less)")
     if proposal.unmeasured:
         count, first = counted(len(proposal.unmeasured), "object"), proposal.unmeasured[0]
         lines.append(f"  not in the report, and left as they are: {count}, {first} first")
@@ -124,7 +125,7 @@ def _entries(proposal: Proposal, recipe: Recipe) -> list[str]:
         for wanted in dict.fromkeys(changes[name].expected.wanted for name in same_role):
             group = [changes[name] for name in same_role if changes[name].expected.wanted == wanted]
             members = [change.expected.name for change in group]
-            lines += [f"  # {printable(line)}" for line in _reason(group, noise)]
+            lines += [f"  # {printable(line)}" for line in _reason(group, noise, _step_bytes(proposal))]
             for glob in fold(members, names):
                 encoder = "".join(f", encoder: {encoder}" for encoder in FORMATS[wanted].encoders[:1])
                 lines.append(f"  - {{objects: {_quoted(glob)}, format: {wanted}{encoder}}}")
@@ -138,7 +139,7 @@ def _entries(proposal: Proposal, recipe: Recipe) -> list[str]:
     return lines
 
 
-def _reason(group: Sequence[Change], noise: float) -> list[str]:
+def _reason(group: Sequence[Change], noise: float, step_bytes: float) -> list[str]:
     """Returns what a change of objects of one role to one format costs and saves."""
     before, after = _together(group)
     present = "/".join(dict.fromkeys(change.expected.present for change in group))
@@ -148,11 +149,16 @@ def _reason(group: Sequence[Change], noise: float) -> list[str]:
     text = f"  {size_before:,} -> {size_after:,} bytes, expected error {before:.5f} -> {after:.5f}"
     moved = sum(change.expected.weight * (change.expected.before**2 - change.expected.after**2) for change in group)
     if noise and size_after != size_before:
-        price = moved / noise / (size_after - size_before) * MIB
-        text += f", {_part(price)} of the squared error for each MiB"
+        price = moved / noise / (size_after - size_before) * step_bytes
+        text += f", {_part(price)} of the squared error for each 1 % of the artifact"
     if any(is_guess(change.expected.measured, change.expected.wanted) for change in group):
         text += ", if the values are normal"
     return [*lines, text]
+
+
+def _step_bytes(proposal: Proposal) -> float:
+    """Returns the bytes by which prices are told: 1 % of the artifact, since a MiB may be most of a small one."""
+    return proposal.nbytes_after / 100
 
 
 def _sizes(group: Sequence[Change]) -> list[tuple[int, int]]:
