@@ -82,8 +82,8 @@ def list_recipes(as_json: bool) -> None:
 def formats(as_json: bool) -> None:
     """List the nine numeric formats: bits per weight, layout, encoders.
 
-    A recipe names the format of every tensor, and the encoder where there is one to choose. The bits of grouped
-    formats count their scales; what pads rows is not in them.
+    A recipe names the format of every tensor, and the encoder where there is one to choose. Bits count the
+    scales of groups; FP8_E4M3FN_ROW_BF16S takes 16 more per row. What pads rows is not in them.
 
     \b
     Examples:
