@@ -101,7 +101,7 @@ def _comments(proposal: Proposal, recipe: Recipe, recipe_name: str, measurements
     if proposal.slope:
         saved = _part(proposal.slope * _step_bytes(proposal) / MIB)
         lines.append(f"  1 % more bytes would save {saved} of the squared error")
-        lines.append("  (those that take bytes save about that or more for each 1 %, those that save bytes cost it or less)")
+        lines.append("  (changes that take bytes save about that or more for each 1 %, the others cost that or less)")
     if proposal.unmeasured:
         count, first = counted(len(proposal.unmeasured), "object"), proposal.unmeasured[0]
         lines.append(f"  not in the report, and left as they are: {count}, {first} first")
