@@ -487,6 +487,25 @@ def test_mistakes_of_different_places_and_sources_are_not_alike() -> None:
 
 
 
+def test_a_format_that_a_change_has_set_is_told_with_the_place_of_the_change(case: Case) -> None:
+    case.source({"a": words_of("BF16", 1, 2), "i": words_of("I64", *range(64), shape=[1, 64])})
+    case.recipe(entry("x", [2], "BF16", "a"), entry("y", [1, 64], "I32", "{cast: {of: i, to: I32, rule: checked}}"))
+    base = case.recipe_path.rename(case.root / "inherited.yaml")
+    case.recipe_path.write_text(
+        f"schema: 1\nid: tune\nextends: {base.name}\nchange:\n  - {{objects: x, format: I32}}\n"
+        "  - {objects: x, format: FP32}\n  - {objects: x, require: [finite]}\n"
+        f"  - {{objects: y, format: Q4G64_F16S, encoder: {GROUPED}}}\nevidence: none\n"
+    )
+    takes = "format FP32 (set at recipe.yaml:6:5) takes F32; name the conversion: cast to FP32, rule exact"
+    case.refused(
+        f"inherited.yaml:7:5: object x: base:a is BF16; {takes}",
+        "the encoder (set at recipe.yaml:8:5) takes BF16, F16, F32", messages=2,
+    )  # fmt: skip
+    found = [place for place in checked(case, code=1) if place[0] == "error"]
+    assert found[0] == ("error", 6, 26, f"object x: base:a is BF16; {takes}")
+    assert [place[:3] for place in found] == [("error", 6, 26), ("error", 8, 26)]
+
+
 def test_a_missing_input_is_told_once(case: Case) -> None:
     case.source({"a": words_of("BF16", 1, 2)}, files={"tokenizer_config.json": b"{}"})
     shortlist = "{shortlist: {counts: ranking, candidates: 2, take: 1, special: tokenizer_config.json}}"

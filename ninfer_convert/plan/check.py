@@ -27,7 +27,7 @@ from ninfer_convert.source.checkpoint import Checkpoint
 
 _SUBJECT = re.compile(r"(source|input) ([A-Za-z_][A-Za-z0-9_-]*)(?::| \()")
 _CONFIG = re.compile(r"source \S+: config\.json ([^:]+): ")
-_TAKES = re.compile(r"; (?:format \S+|the (?:row )?encoder) takes ")
+_TAKES = re.compile(r"; (?:format \S+|the (?:row )?encoder)(?: \(set at (?P<change>.*?)\))? takes ")
 _MEMBERS = (("revision", ": revision "), ("dtype", "; the recipe states "), ("sha256", ": SHA-256 "))
 """Members of a source or an input with a part of each message that compares them."""
 
@@ -144,7 +144,10 @@ class _Places:
         entry = self._entries.get(mark)
         if entry is None or not text.startswith("object "):
             return None
-        keys = ("value", "words") if " has shape " in text else ("format",) if _TAKES.search(text) else ()
+        takes = _TAKES.search(text)
+        if takes is not None and takes["change"] in self._marks:
+            entry = self._entries.get(self._marks[takes["change"]], entry)
+        keys = ("value", "words") if " has shape " in text else ("format",) if takes else ()
         return next((entry.members[key].mark for key in keys if key in entry.members), None)
 
     def _subject(self, message: str) -> Mark:

@@ -350,7 +350,8 @@ def _require_dtype(label: str, item: TensorSpec, numeric: NumericFormat, value: 
             rule = CASTS.get((value.dtype, numeric.source_dtype))
             advice = f"name the conversion: cast to {numeric.name}, rule {rule}" if rule else "no cast leads there"
             raise PlanError(
-                f"{label}: {named} is {value.dtype}; format {numeric.name} takes {numeric.source_dtype}; {advice}"
+                f"{label}: {named} is {value.dtype}; format {numeric.name}{item.format_origin} takes "
+                f"{numeric.source_dtype}; {advice}"
             )
         return
     if value.dtype not in FLOAT_DTYPES:
@@ -359,5 +360,6 @@ def _require_dtype(label: str, item: TensorSpec, numeric: NumericFormat, value: 
             hint = f"; its scale {printable(item.value.name)}_scale is missing"
         kind = "row encoder" if isinstance(numeric, RowScaledFormat) else "encoder"
         raise PlanError(
-            f"{label}: {named} is {value.dtype}, not a float source{hint}; the {kind} takes {', '.join(FLOAT_DTYPES)}"
+            f"{label}: {named} is {value.dtype}, not a float source{hint}; the {kind}{item.format_origin} takes "
+            f"{', '.join(FLOAT_DTYPES)}"
         )

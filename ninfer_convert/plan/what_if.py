@@ -148,7 +148,9 @@ def _altered(spec: TensorSpec, name: str) -> TensorSpec:
     if name == spec.format:
         return spec
     encoder = next(iter(FORMATS[name].encoders), None)
-    return dataclasses.replace(spec, format=name, layout=LAYOUT_OF_FORMAT[name], encoder=encoder)
+    return dataclasses.replace(
+        spec, format=name, layout=LAYOUT_OF_FORMAT[name], encoder=encoder, format_change=None
+    )
 
 
 def stored_objects(plan: Plan) -> list[Stored]:

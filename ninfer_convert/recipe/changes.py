@@ -127,7 +127,10 @@ class ChangeReader:
         require = spec.requirements if alteration.require is None else alteration.require
         finished = self._objects.finished(draft, spec.name, require, spec.component, f"{quoted(spec.name)}: ")
         history = (*spec.changes, node.mark)
-        return dataclasses.replace(finished, mark=spec.mark, rounds=spec.rounds, changes=history)
+        format_change = node.mark if alteration.format else spec.format_change
+        return dataclasses.replace(
+            finished, mark=spec.mark, rounds=spec.rounds, changes=history, format_change=format_change
+        )
 
     def _matches(self, node: Node, scope: Scope, names: Sequence[str], what: str) -> frozenset[str]:
         glob = scope.text(node, f"a glob of {what} names")

@@ -116,6 +116,13 @@ class TensorSpec:
     """The blocks around the entry, the outermost first."""
     changes: tuple[Mark, ...] = field(default=(), compare=False)
     """The changes that were made to it, in order."""
+    format_change: Mark | None = field(default=None, compare=False)
+    """The change that set its format, the last one that did; None for the entry's own format."""
+
+    @property
+    def format_origin(self) -> str:
+        """Says in a message about the format where it comes from, if not from the entry."""
+        return "" if self.format_change is None else f" (set at {self.format_change})"
 
 
 ObjectSpec = TensorSpec | ResourceSpec
