@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # asks for them.
     if not config.option.markexpr:
         config.option.markexpr = "not heavy and not browser and not shells and not slurm"
+    # What a shell runs in the background inherits that these are ignored, and would hand it on to what tests start.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")
