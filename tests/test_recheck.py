@@ -212,8 +212,8 @@ def off_by_one(plane: str, row: int, byte: int) -> Callable[..., None]:
     """Returns an `encode_rows` whose bytes are right but for one, in the first block with so many rows."""
     right, spent = block_maker.encode_rows, []
 
-    def encode(numeric: Any, dtype: str, words: Any, planes: dict[str, Any]) -> None:
-        right(numeric, dtype, words, planes)
+    def encode(numeric: Any, dtype: str, words: Any, planes: dict[str, Any], loss: Any) -> None:
+        right(numeric, dtype, words, planes, loss)
         if not spent and len(words) > row and plane in planes:
             planes[plane][row, byte] += 1
             spent.append(True)
