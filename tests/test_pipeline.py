@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -208,3 +210,17 @@ def test_what_a_share_has_made_is_recorded_though_an_interrupt_comes_at_its_end(
     monkeypatch.setattr(threading.Condition, moment, interrupted)
     flushing.finish()
     assert told.calls[:2] == ["sync", ([segment], {})]
+
+
+def test_workers_step_back_and_nobody_else_does() -> None:
+    before, found = os.getpriority(os.PRIO_PROCESS, 0), []
+
+    def work() -> None:
+        pipeline._step_back()
+        found.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [min(19, before + pipeline.NICENESS) if sys.platform == "linux" else before]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

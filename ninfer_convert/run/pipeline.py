@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -37,12 +38,14 @@ from ninfer_convert.source.remote import RemoteCheckpoint
 from ninfer_convert.source.streaming import SHARDS_SUFFIX, Supply, shard_directory
 
 HASH_BYTES = 1 << 20
-BEHIND_BYTES = 32 << 20
+BEHIND_BYTES = 256 << 20
 """Of finished objects without a digest: when there are more, workers take digests before they make more."""
 FLUSH_BYTES = 128 << 20
 FLUSH_SECONDS = 5.0
 POLL_SECONDS = 0.05
 QUIESCE_SECONDS = 0.005
+NICENESS = 5
+"""Of a worker, added to that of the process."""
 
 Progress = Callable[[int, int], None]
 """Called from the main thread now and then with the payload bytes written and their total."""
@@ -235,6 +238,7 @@ class Pipeline:
     # -- workers --------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
+        _step_back()
         maker, scratch = self.tasks.maker(), np.empty(HASH_BYTES, np.uint8)
         while (job := self._next_job()) is not None:
             if isinstance(job, Task):
@@ -408,3 +412,14 @@ def start_threads(threads: Sequence[threading.Thread]) -> None:
                 raise error.__context__ from None
             count = "a thread" if len(threads) == 1 else f"{len(threads)} threads"
             raise OutputError(f"{count} cannot be started: {error}; use fewer --threads") from error
+
+
+def _step_back() -> None:
+    """Lets the chaser, whose work cannot be divided, go before this thread where processors are few.
+
+    Only Linux has a priority for each thread; elsewhere nothing is done.
+    """
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError):
+            nice = os.getpriority(os.PRIO_PROCESS, 0)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice + NICENESS)
