@@ -40,8 +40,8 @@ from ninfer_convert.run.share_journal import read_share_journal
 from ninfer_convert.source.checkpoint import open_checkpoint
 from ninfer_convert.source.header import parse_header
 
-SECONDS = 60
-"""Of processor time, for one input: hundreds of times what the slowest takes, so that only what hangs meets it."""
+SECONDS = 2
+"""Of processor time, for one input; the slowest small one takes a tenth of a second."""
 
 SPARE_BYTES = 64 << 20
 
@@ -60,6 +60,8 @@ class HangError(BaseException):
 
 def require_contained(kind: Kind, data: bytes, directory: Path, seconds: float = SECONDS) -> str:
     """Uses one input and requires that nothing bad comes of it; returns `taken` or `refused`.
+
+    Counting its memory makes it several times slower, so a large input needs more seconds.
 
     Raises:
         AssertionError: another exception, a message that is not printable, too much time or memory.

@@ -79,7 +79,7 @@ def test_small_values_by_the_million_take_bounded_memory(piece: str, nbytes: int
     def use(data: bytes, _: Path) -> None:
         load_object(data, "document")
 
-    require_contained(Kind(strategies.headers(), use), text.encode(), tmp_path)
+    require_contained(Kind(strategies.headers(), use), text.encode(), tmp_path, seconds=60)
 
 
 LARGE = PIECES_FROM_BYTES * 6 // 5
@@ -101,7 +101,7 @@ RECORD = (
     ids=["many entries", "lists", "text", "metadata", "no members"],
 )
 def test_a_large_header_takes_bounded_memory(text: str, tmp_path: Path) -> None:
-    require_contained(KINDS["header"], safetensors_bytes(text.encode()), tmp_path)
+    require_contained(KINDS["header"], safetensors_bytes(text.encode()), tmp_path, seconds=60)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_large_header_takes_bounded_memory(text: str, tmp_path: Path) -> None:
 )
 def test_a_large_directory_takes_bounded_memory(objects: str, tmp_path: Path) -> None:
     text = '{"identity":{"model_id":"m","weights_id":"w"},"objects":[' + objects + "]}"
-    require_contained(KINDS["artifact"], frame(text.encode()), tmp_path)
+    require_contained(KINDS["artifact"], frame(text.encode()), tmp_path, seconds=60)
 
 
 def test_large_headers_and_directories_are_read_like_small_ones() -> None:
@@ -477,4 +477,4 @@ def test_a_few_bytes_of_recipe_that_unroll_to_the_limits_take_bounded_memory(tmp
         "sets: {all: {from: 0, through: 33000}}\nobjects:\n"
         f"  - {{for: {{x: all}}, objects: [{{name: o<x>, shape: [1], format: BF16, value: {{concat: [{slices}]}}}}]}}\n"
     )
-    assert require_contained(KINDS["recipe-text"], text.encode(), tmp_path) == "refused"
+    assert require_contained(KINDS["recipe-text"], text.encode(), tmp_path, seconds=60) == "refused"
